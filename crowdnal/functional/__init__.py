@@ -1,0 +1,191 @@
+"""The losses and primitives on `Annotations`, differentiable to any order, native where the library was built."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from crowdnal import reference
+from crowdnal.annotations import Annotations
+from crowdnal.functional import mix as _mix
+from crowdnal.functional._common import (
+    Reduction,
+    check_confusion,
+    check_shape,
+    index_of,
+    promote,
+    reduction_weights,
+)
+from crowdnal.functional.mixture_link import MixtureLink
+from crowdnal.functional.softmax_link import SoftmaxLink
+
+__all__ = [
+    "Normalization",
+    "Reduction",
+    "crowd_cross_entropy",
+    "crowd_mixture_nll",
+    "mix",
+    "mix_annotators",
+    "mix_items",
+    "segment_sum",
+]
+
+Normalization = Literal["softmax", "softplus", "none"]
+_NORMALIZATIONS = {"none": reference.NONE, "softmax": reference.SOFTMAX, "softplus": reference.SOFTPLUS}
+
+
+def mix(scores: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
+    """Scores of every annotation's item through its annotator's matrix: h_n = scores_i W_r.
+
+    Args:
+        scores: [B, C], one row an item.
+        confusion: [R, C, K], one matrix an annotator.
+        annotations: B items, R annotators.
+
+    Returns:
+        [nnz, K], one row an annotation.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    check_confusion(confusion, annotations, 2)
+    check_shape("scores", scores, annotations.num_items, confusion.shape[1], meaning="[num_items, C]")
+    scores, confusion = promote(scores, confusion)
+    return _mix.mix(scores, confusion, *index_of(annotations))
+
+
+def mix_items(grad: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
+    """Adjoint of `mix` for scores: out_i = sum over annotations n of item i of W_r grad_n.
+
+    Args:
+        grad: [nnz, K], one row an annotation.
+        confusion: [R, C, K].
+        annotations: B items, R annotators.
+
+    Returns:
+        [B, C].
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    check_confusion(confusion, annotations, 2)
+    check_shape(
+        "grad", grad, annotations.num_annotations, confusion.shape[2], meaning="[num_annotations, num_classes]"
+    )
+    grad, confusion = promote(grad, confusion)
+    return _mix.mix_items(grad, confusion, *index_of(annotations))
+
+
+def mix_annotators(scores: Tensor, grad: Tensor, annotations: Annotations) -> Tensor:
+    """Adjoint of `mix` for confusion: out_r = sum over annotations n of annotator r of scores_i grad_n^T.
+
+    Args:
+        scores: [B, C], one row an item.
+        grad: [nnz, K], one row an annotation.
+        annotations: B items, R annotators.
+
+    Returns:
+        [R, C, K].
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    if scores.dim() != 2 or grad.dim() != 2:
+        raise ValueError(f"scores and grad must be matrices, got {tuple(scores.shape)} and {tuple(grad.shape)}")
+    check_shape("scores", scores, annotations.num_items, scores.shape[1], meaning="[num_items, C]")
+    check_shape("grad", grad, annotations.num_annotations, grad.shape[1], meaning="[num_annotations, K]")
+    scores, grad = promote(scores, grad)
+    return _mix.mix_annotators(scores, grad, *index_of(annotations), annotations.num_annotators)
+
+
+def segment_sum(values: Tensor, annotations: Annotations) -> Tensor:
+    """Sum of values [nnz, D] over each item's annotations: [B, D], in a fixed order."""
+    if values.dim() != 2 or values.shape[0] != annotations.num_annotations:
+        raise ValueError(f"values has shape {tuple(values.shape)}, expected [{annotations.num_annotations}, D]")
+    (values,) = promote(values)
+    return _mix.sum_by_item(values, index_of(annotations))
+
+
+def crowd_cross_entropy(
+    scores: Tensor,
+    confusion: Tensor,
+    annotations: Annotations,
+    *,
+    shared: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Cross-entropy of softmax(scores_i W_r [+ shared_i]) against every observed label: the softmax link.
+
+    The link of CrowdLayer (Rodrigues & Pereira 2018, section 4), CoNAL and CCC.
+
+    Args:
+        scores: [B, C], what is mixed (probabilities for CrowdLayer); any floating dtype.
+        confusion: [R, C, K], free weights, `[true, observed]`.
+        annotations: B items, R annotators, labels in 0..K-1.
+        shared: [B, K], added to the scores of all annotations of an item.
+        weight: [nnz], not negative; default the annotations' own weight.
+        reduction: "mean" over annotations (weighted: sum(w l) / sum(w)), "sum", "none" ([nnz], times weight), or
+            "item_mean" (mean over the annotated items of each one's weighted mean).
+
+    Returns:
+        [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
+
+    Raises:
+        ValueError: if shapes do not fit or the reduction is unknown.
+    """
+    check_confusion(confusion, annotations, 2)
+    num_items = annotations.num_items
+    check_shape("scores", scores, num_items, confusion.shape[1], meaning="[num_items, C]")
+    if shared is not None:
+        check_shape("shared", shared, num_items, confusion.shape[2], meaning="[num_items, num_classes]")
+    scores, confusion, shared = promote(scores, confusion, shared)
+    weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
+    each = reduction == "none"
+    arguments = (scores, confusion, shared, None if each else weight, *index_of(annotations), annotations.label, mean)
+    compiling = torch.compiler.is_compiling()
+    loss, nll, _ = torch.ops.crowdnal.softmax_link(*arguments) if compiling else SoftmaxLink.apply(*arguments)
+    return (nll if weight is None else nll * weight) if each else loss
+
+
+def crowd_mixture_nll(
+    log_probs: Tensor,
+    confusion: Tensor,
+    annotations: Annotations,
+    *,
+    normalization: Normalization = "softmax",
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Negative log-likelihood -log sum_k p_i[k] A_r[k, y] of every observed label: the mixture link, in log space.
+
+    The link of trace regularisation (Tanno et al. 2019, eq. 3), CMM and GeoCrowdNet.
+
+    Args:
+        log_probs: [B, C], log-probabilities of the true class (`log_softmax` of the logits).
+        confusion: [R, K, C], **observed label outermost**, stored values.
+        annotations: B items, R annotators, labels in 0..K-1.
+        normalization: how stored values become A, for each true class over the observed labels: "softmax",
+            "softplus" (softplus divided by its sum), or "none" (they are log A already).
+        weight: [nnz], not negative; default the annotations' own weight.
+        reduction: as for `crowd_cross_entropy`.
+
+    Returns:
+        [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
+
+    Raises:
+        ValueError: if shapes do not fit, or reduction or normalization are unknown.
+    """
+    if normalization not in _NORMALIZATIONS:
+        raise ValueError(f"normalization={normalization!r} is not one of {', '.join(map(repr, _NORMALIZATIONS))}")
+    check_confusion(confusion, annotations, 1)
+    check_shape("log_probs", log_probs, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
+    log_probs, confusion = promote(log_probs, confusion)
+    weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
+    each, kind = reduction == "none", _NORMALIZATIONS[normalization]
+    arguments = (log_probs, confusion, None if each else weight, *index_of(annotations), annotations.label, kind, mean)
+    compiling = torch.compiler.is_compiling()
+    loss, nll, _ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.apply(*arguments)
+    return (nll if weight is None else nll * weight) if each else loss

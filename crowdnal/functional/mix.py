@@ -1,0 +1,206 @@
+"""The three primitives as autograd Functions: each other's adjoints, so derivatives of any order stay native.
+
+Under `torch.compile` the raw ops are called (Dynamo refuses Functions with a `jvp`); they carry the same backward.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from crowdnal import ops
+from crowdnal.functional._common import Index, fold_index, to_front
+
+_ops = torch.ops.crowdnal
+
+
+class Mix(Function):
+    """h[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k]."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
+        """Returns [nnz, K]."""
+        return _ops.mix(scores, confusion, *index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps the inputs."""
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The other two primitives."""
+        scores, confusion, *index = ctx.saved_tensors
+        need_scores, need_confusion = ctx.needs_input_grad[:2]
+        return (
+            mix_items(grad, confusion, *index) if need_scores else None,
+            mix_annotators(scores, grad, *index, confusion.shape[0]) if need_confusion else None,
+            *[None] * 4,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, scores_t: Tensor | None, confusion_t: Tensor | None, *_: Any) -> Tensor:
+        """Bilinear: one term an argument."""
+        scores, confusion, *index = ctx.saved_tensors
+        return _sum(
+            None if scores_t is None else mix(scores_t, confusion, *index),
+            None if confusion_t is None else mix(scores, confusion_t, *index),
+        )
+
+
+class MixItems(Function):
+    """out[i, c] = sum over annotations n of item i of sum_k grad[n, k] confusion[annotator_n, c, k]."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
+        """Returns [B, C]."""
+        return _ops.mix_items(grad, confusion, *index)
+
+    setup_context = Mix.setup_context
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """The other two primitives."""
+        grad, confusion, *index = ctx.saved_tensors
+        need_grad, need_confusion = ctx.needs_input_grad[:2]
+        return (
+            mix(cotangent, confusion, *index) if need_grad else None,
+            mix_annotators(cotangent, grad, *index, confusion.shape[0]) if need_confusion else None,
+            *[None] * 4,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, grad_t: Tensor | None, confusion_t: Tensor | None, *_: Any) -> Tensor:
+        """Bilinear: one term an argument."""
+        grad, confusion, *index = ctx.saved_tensors
+        return _sum(
+            None if grad_t is None else mix_items(grad_t, confusion, *index),
+            None if confusion_t is None else mix_items(grad, confusion_t, *index),
+        )
+
+
+class MixAnnotators(Function):
+    """out[r, c, k] = sum over annotations n of annotator r of scores[item_n, c] grad[n, k]."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        scores: Tensor, grad: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor, num_annotators: int
+    ) -> Tensor:
+        """Returns [R, C, K]."""
+        return _ops.mix_annotators(scores, grad, indptr, item, annotator, order, num_annotators)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps the inputs."""
+        ctx.save_for_backward(*inputs[:6])
+        ctx.save_for_forward(*inputs[:6])
+        ctx.num_annotators = inputs[6]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """The other two primitives."""
+        scores, grad, *index = ctx.saved_tensors
+        need_scores, need_grad = ctx.needs_input_grad[:2]
+        return (
+            mix_items(grad, cotangent, *index) if need_scores else None,
+            mix(scores, cotangent, *index) if need_grad else None,
+            *[None] * 5,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, scores_t: Tensor | None, grad_t: Tensor | None, *_: Any) -> Tensor:
+        """Bilinear: one term an argument."""
+        scores, grad, *index = ctx.saved_tensors
+        return _sum(
+            None if scores_t is None else mix_annotators(scores_t, grad, *index, ctx.num_annotators),
+            None if grad_t is None else mix_annotators(scores, grad_t, *index, ctx.num_annotators),
+        )
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor:
+    if first is None or second is None:
+        out = second if first is None else first
+        assert out is not None
+        return out
+    return first + second
+
+
+def mix(scores: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
+    """`Mix` on raw index tensors."""
+    return _ops.mix(scores, confusion, *index) if torch.compiler.is_compiling() else Mix.apply(scores, confusion, *index)
+
+
+def mix_items(grad: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
+    """`MixItems` on raw index tensors."""
+    if torch.compiler.is_compiling():
+        return _ops.mix_items(grad, confusion, *index)
+    return MixItems.apply(grad, confusion, *index)
+
+
+def mix_annotators(
+    scores: Tensor, grad: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor, num_annotators: int
+) -> Tensor:
+    """`MixAnnotators` on raw index tensors."""
+    arguments = (scores, grad, indptr, item, annotator, order, num_annotators)
+    return _ops.mix_annotators(*arguments) if torch.compiler.is_compiling() else MixAnnotators.apply(*arguments)
+
+
+def _read_vmap(op: Any, info: Any, dims: Any, rows: Tensor, confusion: Tensor, *index: Tensor) -> tuple[Tensor, int]:
+    """Rule of the ops that read the matrices, `mix` and `mix_items`: all problems in one call."""
+    size, num_annotators = info.batch_size, 0
+    if dims[1] is not None:
+        confusion = confusion.movedim(dims[1], 0)
+        num_annotators = confusion.shape[1]
+        confusion = confusion.flatten(0, 1)
+    out = op(to_front(rows, dims[0], size).flatten(0, 1), confusion, *fold_index(index, dims[2:], size, num_annotators))
+    return out.reshape(size, out.shape[0] // size, out.shape[1]), 0
+
+
+def _mix_annotators_vmap(info: Any, dims: Any, scores: Tensor, grad: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    size, num_annotators = info.batch_size, rest[4]
+    folded = fold_index(rest[:4], dims[2:6], size, num_annotators)
+    scores, grad = (to_front(t, d, size).flatten(0, 1) for t, d in ((scores, dims[0]), (grad, dims[1])))
+    out = _ops.mix_annotators(scores, grad, *folded, size * num_annotators)
+    return out.reshape(size, num_annotators, *out.shape[1:]), 0
+
+
+ops.register("mix", Mix, partial(_read_vmap, _ops.mix))
+ops.register("mix_items", MixItems, partial(_read_vmap, _ops.mix_items))
+ops.register("mix_annotators", MixAnnotators, _mix_annotators_vmap)
+
+
+def sum_by_item(values: Tensor, index: Index) -> Tensor:
+    """Sum of values [nnz, D] over each item's annotations, [B, D]: `mix_annotators` with items for annotators."""
+    indptr, item, _, _ = index
+    nnz = values.shape[0]
+    each = torch.arange(nnz, device=values.device)
+    rows = torch.arange(nnz + 1, device=values.device)
+    out = mix_annotators(values.new_ones(nnz, 1), values, rows, each, item, each, indptr.shape[0] - 1)
+    return out.squeeze(1)
+
+
+def gather_rows(table: Tensor, key: Tensor, order: Tensor) -> Tensor:
+    """table[key] for table [G, D], key [nnz] and its stable sort; the gradient is a native, ordered sum."""
+    nnz = key.shape[0]
+    each = torch.arange(nnz, device=key.device)
+    rows = torch.arange(nnz + 1, device=key.device)
+    return mix(table.new_ones(nnz, 1), table.unsqueeze(1), rows, each, key, order)
+
+
+def scatter_rows(values: Tensor, key: Tensor, order: Tensor, num_rows: int) -> Tensor:
+    """Adjoint of `gather_rows`: [G, D], row g the sum of values [nnz, D] whose key is g."""
+    nnz = key.shape[0]
+    each = torch.arange(nnz, device=key.device)
+    rows = torch.arange(nnz + 1, device=key.device)
+    return mix_annotators(values.new_ones(nnz, 1), values, rows, each, key, order, num_rows).squeeze(1)

@@ -1,0 +1,134 @@
+"""The ops: their schemas, the native library, and what torch must know of them (fake tensors, autocast).
+
+Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz].
+The schemas stand here, and not in C++, so that they exist without the native library too: the kernels of the
+library take precedence on their device, `crowdnal.reference` serves every other one.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from crowdnal import reference
+
+_INDEX = "Tensor indptr, Tensor item, Tensor annotator, Tensor order"
+_GRADS = "Tensor? grad_loss, Tensor? grad_nll"
+SCHEMAS = {
+    "mix": f"(Tensor scores, Tensor confusion, {_INDEX}) -> Tensor",
+    "mix_items": f"(Tensor grad, Tensor confusion, {_INDEX}) -> Tensor",
+    "mix_annotators": f"(Tensor scores, Tensor grad, {_INDEX}, SymInt num_annotators) -> Tensor",
+    "softmax_link": f"(Tensor scores, Tensor confusion, Tensor? shared, Tensor? weight, {_INDEX}, Tensor label, "
+    "bool mean) -> (Tensor loss, Tensor nll, Tensor probs)",
+    "softmax_link_backward": f"({_GRADS}, Tensor scores, Tensor confusion, Tensor? shared, Tensor? weight, {_INDEX}, Tensor label, "
+    "Tensor probs, bool mean, bool need_scores, bool need_confusion, bool need_shared) "
+    "-> (Tensor scores_grad, Tensor confusion_grad, Tensor shared_grad)",
+    "mixture_link": f"(Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
+    "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior)",
+    "mixture_link_backward": f"({_GRADS}, Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
+    "Tensor posterior, int normalization, bool mean, bool need_log_probs, bool need_confusion) "
+    "-> (Tensor log_probs_grad, Tensor confusion_grad)",
+}
+
+_library = torch.library.Library("crowdnal", "DEF")
+for _name, _schema in SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
+
+_native: set[str] = set()
+
+
+def _load() -> None:
+    if os.environ.get("CROWDNAL_DISABLE_NATIVE") == "1":
+        reason = "CROWDNAL_DISABLE_NATIVE=1 is set"
+    else:
+        reason = "no native library was built (no compiler at install time, or the package is imported from its source tree)"
+        for path in sorted(Path(__file__).parent.glob("_cpu*.so")):
+            try:
+                torch.ops.load_library(path)
+                _native.add("cpu")
+                return
+            except OSError as error:
+                reason = f"{path.name} cannot be loaded ({error})"
+    warnings.warn(f"crowdnal runs on its plain PyTorch reference, which is slower: {reason}", stacklevel=3)
+
+
+_load()
+
+
+def backend() -> dict[str, str]:
+    """Which implementation serves the ops: {"cpu": "native" | "reference", "cuda": "native" | "reference"}."""
+    return {device: "native" if device in _native else "reference" for device in ("cpu", "cuda")}
+
+
+@torch.library.register_fake("crowdnal::mix", lib=_library)
+def _(scores: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor) -> Tensor:
+    return confusion.new_empty(annotator.shape[0], confusion.shape[2])
+
+
+@torch.library.register_fake("crowdnal::mix_items", lib=_library)
+def _(grad: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor) -> Tensor:
+    return confusion.new_empty(indptr.shape[0] - 1, confusion.shape[1])
+
+
+@torch.library.register_fake("crowdnal::mix_annotators", lib=_library)
+def _(
+    scores: Tensor, grad: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor, num_annotators: int
+) -> Tensor:
+    return scores.new_empty(num_annotators, scores.shape[1], grad.shape[1])
+
+
+@torch.library.register_fake("crowdnal::softmax_link", lib=_library)
+def _(scores, confusion, shared, weight, indptr, item, annotator, order, label, mean):  # type: ignore[no-untyped-def]
+    nnz = annotator.shape[0]
+    return confusion.new_empty(()), confusion.new_empty(nnz), confusion.new_empty(nnz, confusion.shape[2])
+
+
+@torch.library.register_fake("crowdnal::softmax_link_backward", lib=_library)
+def _(  # type: ignore[no-untyped-def]
+    grad_loss, grad_nll, scores, confusion, shared, weight, indptr, item, annotator, order, label, probs, mean,
+    need_scores, need_confusion, need_shared,
+):  # fmt: skip
+    num_items = indptr.shape[0] - 1
+    return (
+        scores.new_empty(num_items if need_scores else 0, scores.shape[1]),
+        confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
+        confusion.new_empty(num_items if need_shared else 0, confusion.shape[2]),
+    )
+
+
+@torch.library.register_fake("crowdnal::mixture_link", lib=_library)
+def _(log_probs, confusion, weight, indptr, item, annotator, order, label, normalization, mean):  # type: ignore[no-untyped-def]
+    nnz = annotator.shape[0]
+    return confusion.new_empty(()), confusion.new_empty(nnz), confusion.new_empty(nnz, confusion.shape[2])
+
+
+@torch.library.register_fake("crowdnal::mixture_link_backward", lib=_library)
+def _(  # type: ignore[no-untyped-def]
+    grad_loss, grad_nll, log_probs, confusion, weight, indptr, item, annotator, order, label, posterior, normalization,
+    mean, need_log_probs, need_confusion,
+):  # fmt: skip
+    return (
+        confusion.new_empty(indptr.shape[0] - 1 if need_log_probs else 0, confusion.shape[2]),
+        confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
+    )
+
+
+def register(name: str, function: type[Function], vmap: Callable[..., Any]) -> None:
+    """Gives the raw op the backward of `function` (for whoever calls it directly, and for `torch.compile`) and a `vmap` rule."""
+    torch.library.register_autograd(
+        f"crowdnal::{name}", function.backward, setup_context=function.setup_context, lib=_library
+    )
+    torch.library.register_vmap(f"crowdnal::{name}", vmap, lib=_library)
+
+
+for _name in SCHEMAS:
+    for _device in ("cpu", "cuda"):
+        torch.library.register_autocast(f"crowdnal::{_name}", _device, torch.float32, lib=_library)

@@ -1,0 +1,103 @@
+// Softmax link: nll_n = logsumexp(h_n) - h_n[y_n] with h_n = scores_i W_r (+ shared_i), and its gradients.
+#include <cmath>
+
+#include "cpu/kernels.h"
+#include "ops.h"
+
+namespace crowdnal::cpu {
+
+using torch::stable::parallel_for;
+
+// Turns h [cols] into softmax(h) in place; returns its negative log-likelihood of `label`.
+template <class T>
+T softmax_nll(T* h, int64_t cols, int64_t label) {
+  const T target = h[label];
+  T highest = h[0];
+  for (int64_t k = 1; k < cols; ++k) highest = std::max(highest, h[k]);
+  T sum = 0;
+  for (int64_t k = 0; k < cols; ++k) {
+    h[k] = std::exp(h[k] - highest);
+    sum += h[k];
+  }
+  const T inverse = T(1) / sum;
+  for (int64_t k = 0; k < cols; ++k) h[k] *= inverse;
+  return std::log(sum) + highest - target;
+}
+
+std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
+                                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                   const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                   bool mean) {
+  const Tensor w = check_confusion(confusion);
+  const Shape shape = shape_of(w);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1);
+  const Index& view = index.view;
+  const Tensor labels = check_labels(label, view.nnz, shape.cols);
+  const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
+  if (shared) shared = check_values(*shared, "shared", w, {view.num_items, shape.cols});
+  if (weight) weight = check_values(*weight, "weight", w, {view.nnz});
+  Tensor loss = torch::stable::new_empty(w, {});
+  Tensor nll = torch::stable::new_empty(w, {view.nnz});
+  Tensor probs = torch::stable::new_empty(w, {view.nnz, shape.cols});
+  dispatch(w, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t* y = pointer<int64_t>(labels);
+    const T* common = pointer<T>(shared);
+    parallel_for(0, view.nnz, grain(shape.matrix() + 8 * shape.cols), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        const int64_t i = view.item[n];
+        T* h = output<T>(probs) + n * shape.cols;
+        mix_row<T>(pointer<T>(z) + i * shape.rows, pointer<T>(w) + view.annotator[n] * shape.matrix(),
+                   common ? common + i * shape.cols : nullptr, h, shape.rows, shape.cols);
+        output<T>(nll)[n] = softmax_nll(h, shape.cols, y[n]);
+      }
+    });
+    const T total = weighted_sum(pointer<T>(nll), pointer<T>(weight), view.nnz);
+    *output<T>(loss) = mean ? total / static_cast<T>(std::max<int64_t>(1, view.nnz)) : total;
+  });
+  return {loss, nll, probs};
+}
+
+std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
+    OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores, const Tensor& confusion,
+    OptionalTensor, OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
+    const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
+    bool need_shared) {
+  const Tensor w = check_confusion(confusion);
+  const Shape shape = shape_of(w);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1);
+  const Index& view = index.view;
+  const Tensor labels = check_labels(label, view.nnz, shape.cols);
+  const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
+  const Tensor softmax = check_values(probs, "probs", w, {view.nnz, shape.cols});
+  if (weight) weight = check_values(*weight, "weight", w, {view.nnz});
+  if (grad_loss) grad_loss = check_values(*grad_loss, "grad_loss", w, {});
+  if (grad_nll) grad_nll = check_values(*grad_nll, "grad_nll", w, {view.nnz});
+  Tensor dscores = torch::stable::new_empty(w, {need_scores ? view.num_items : 0, shape.rows});
+  Tensor dconfusion = torch::stable::new_zeros(
+      w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dshared = torch::stable::new_empty(w, {need_shared ? view.num_items : 0, shape.cols});
+  Tensor dh = torch::stable::new_empty(w, {view.nnz, shape.cols});
+  dispatch(w, [&](auto zero) {
+    using T = decltype(zero);
+    const T scale = grad_loss ? *pointer<T>(grad_loss) / static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1) : T(0);
+    const T* weights = pointer<T>(weight);
+    const T* upstream = pointer<T>(grad_nll);
+    const int64_t* y = pointer<int64_t>(labels);
+    parallel_for(0, view.nnz, grain(shape.cols * 2), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        const T u = (weights ? scale * weights[n] : scale) + (upstream ? upstream[n] : T(0));
+        const T* s = pointer<T>(softmax) + n * shape.cols;
+        T* g = output<T>(dh) + n * shape.cols;
+        for (int64_t k = 0; k < shape.cols; ++k) g[k] = u * s[k];
+        g[y[n]] -= u;
+      }
+    });
+    if (need_scores) mix_items(pointer<T>(dh), pointer<T>(w), output<T>(dscores), view, shape);
+    if (need_confusion) mix_annotators(pointer<T>(z), pointer<T>(dh), output<T>(dconfusion), view, shape);
+    if (need_shared) sum_items(pointer<T>(dh), output<T>(dshared), T(1), view, shape.cols);
+  });
+  return {dscores, dconfusion, dshared};
+}
+
+}  // namespace crowdnal::cpu

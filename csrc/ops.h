@@ -1,0 +1,43 @@
+// The native ops, as the CPU library registers them. Schemas: crowdnal/ops.py.
+#pragma once
+
+#include <optional>
+#include <tuple>
+
+#include "cpu/tensors.h"
+
+namespace crowdnal::cpu {
+
+Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
+              const Tensor& annotator, const Tensor& order);
+
+Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
+                    const Tensor& annotator, const Tensor& order);
+
+Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor& indptr, const Tensor& item,
+                         const Tensor& annotator, const Tensor& order, int64_t num_annotators);
+
+std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
+                                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                   const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                   bool mean);
+
+std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
+    OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores, const Tensor& confusion,
+    OptionalTensor shared, OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
+    const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
+    bool need_shared);
+
+std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
+                                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                   const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                   int64_t normalization, bool mean);
+
+std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
+                                                    const Tensor& log_probs, const Tensor& confusion,
+                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
+                                                    const Tensor& order, const Tensor& label, const Tensor& posterior,
+                                                    int64_t normalization, bool mean, bool need_log_probs,
+                                                    bool need_confusion);
+
+}  // namespace crowdnal::cpu
