@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from crowdnal import reference
 
@@ -121,11 +120,12 @@ def _(  # type: ignore[no-untyped-def]
     )
 
 
-def register(name: str, function: type[Function], vmap: Callable[..., Any]) -> None:
-    """Gives the raw op the backward of `function` (for whoever calls it directly, and for `torch.compile`) and a `vmap` rule."""
-    torch.library.register_autograd(
-        f"crowdnal::{name}", function.backward, setup_context=function.setup_context, lib=_library
-    )
+def register(name: str, function: Any, vmap: Callable[..., Any]) -> None:
+    """Makes the raw op differentiable through its `OpFunction` (for direct callers and `torch.compile`), with a `vmap` rule.
+
+    Not `torch.library.register_autograd`: that one drops tangents in forward mode without a word.
+    """
+    _library.impl(name, function.run, "Autograd")
     torch.library.register_vmap(f"crowdnal::{name}", vmap, lib=_library)
 
 

@@ -146,7 +146,7 @@ def crowd_cross_entropy(
     each = reduction == "none"
     arguments = (scores, confusion, shared, None if each else weight, *index_of(annotations), annotations.label, mean)
     compiling = torch.compiler.is_compiling()
-    loss, nll, _ = torch.ops.crowdnal.softmax_link(*arguments) if compiling else SoftmaxLink.apply(*arguments)
+    loss, nll, _ = torch.ops.crowdnal.softmax_link(*arguments) if compiling else SoftmaxLink.run(*arguments)
     return (nll if weight is None else nll * weight) if each else loss
 
 
@@ -187,5 +187,5 @@ def crowd_mixture_nll(
     each, kind = reduction == "none", _NORMALIZATIONS[normalization]
     arguments = (log_probs, confusion, None if each else weight, *index_of(annotations), annotations.label, kind, mean)
     compiling = torch.compiler.is_compiling()
-    loss, nll, _ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.apply(*arguments)
+    loss, nll, _ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.run(*arguments)
     return (nll if weight is None else nll * weight) if each else loss

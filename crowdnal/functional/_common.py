@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from crowdnal.annotations import Annotations
 
@@ -13,6 +15,39 @@ Index = tuple[Tensor, Tensor, Tensor, Tensor]
 """indptr [B + 1], item [nnz], annotator [nnz], order [nnz]: what every op takes."""
 
 Reduction = Literal["mean", "sum", "none", "item_mean"]
+
+
+class OpFunction(Function):
+    """Base of the Functions. `run` is `apply` at a third of its cost.
+
+    torch inspects the signature of a Function with `setup_context` on every call (80 us). Only `torch.func` needs that
+    form, so outside its transforms a twin runs whose `forward` sets up the context itself.
+    """
+
+    generate_vmap_rule = True
+    _twin: type[Function]
+
+    def __init_subclass__(cls) -> None:
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = cls.forward(*inputs)
+            cls.setup_context(ctx, inputs, output)
+            return output
+
+        members = {"forward": staticmethod(forward), "backward": staticmethod(cls.backward), "jvp": staticmethod(cls.jvp)}
+        cls._twin = type(cls.__name__, (Function,), members)
+
+    @classmethod
+    def run(cls, *inputs: Any) -> Any:
+        """As `apply`."""
+        return (cls if torch._C._are_functorch_transforms_active() else cls._twin).apply(*inputs)
+
+
+def call(op: Any, *args: Any) -> Any:
+    """A raw op from inside an `OpFunction`, past the Python autograd kernel that is there for direct callers."""
+    if torch._C._are_functorch_transforms_active():
+        return op(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*args)
 
 
 def index_of(annotations: Annotations) -> Index:
@@ -82,31 +117,57 @@ def sum_rows(values: Tensor, annotations: Annotations) -> Tensor:
     return sum_by_item(values.unsqueeze(1), index_of(annotations)).squeeze(1)
 
 
-def to_front(tensor: Tensor | None, dim: int | None, batch_size: int) -> Any:
-    """A tensor of a `vmap` call with the mapped dimension in front, expanded where it is not mapped."""
-    if tensor is None:
-        return None
-    return tensor.expand(batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+class Fold:
+    """The problems of a `vmap` call laid side by side as one: how the raw ops are batched.
 
-
-def fold_index(index: tuple[Tensor, ...], dims: tuple[int | None, ...], batch_size: int, num_annotators: int) -> Index:
-    """The index of `batch_size` problems laid side by side: items, annotators and annotations get offsets.
-
-    `num_annotators` = 0 leaves annotators as they are (the problems share the matrices that are only read).
+    Items, annotations and (unless they share the matrices that are only read) annotators get offsets.
     """
-    indptr, item, annotator, order = (to_front(t, d, batch_size) for t, d in zip(index, dims, strict=True))
-    num_items, nnz = indptr.shape[1] - 1, annotator.shape[1]
-    problem = torch.arange(batch_size, device=indptr.device).unsqueeze(1)
-    ends = (indptr[:, 1:] + problem * nnz).flatten()
-    return (
-        torch.cat([ends.new_zeros(1), ends]),
-        (item + problem * num_items).flatten(),
-        (annotator + problem * num_annotators).flatten(),
-        (order + problem * nnz).flatten(),
-    )
 
+    def __init__(self, size: int) -> None:
+        self.size = size
 
-def unfused_vmap(unfused: Any, info: Any, dims: Any, *arguments: Any) -> Any:
-    """Rule of a fused op: its unfused form, whose primitives have rules of their own."""
-    out = torch.vmap(unfused, in_dims=tuple(dims))(*arguments)
-    return out, (0,) * len(out)
+    def front(self, tensor: Tensor, dim: int | None) -> Tensor:
+        """The mapped dimension in front; expanded where there is none."""
+        return tensor.expand(self.size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+    def rows(self, tensor: Any, dim: int | None) -> Any:
+        """[size, n, ...] as [size x n, ...]; None stays None."""
+        return None if tensor is None else self.front(tensor, dim).flatten(0, 1)
+
+    def matrices(self, confusion: Tensor, dim: int | None, share: bool = True) -> tuple[Tensor, int]:
+        """The matrices of all problems and the offset between problems: 0 if they share one set."""
+        if dim is None and share:
+            return confusion, 0
+        confusion = self.front(confusion, dim)
+        return confusion.flatten(0, 1), confusion.shape[1]
+
+    def index(self, index: Sequence[Tensor], dims: Sequence[int | None], num_annotators: int) -> Index:
+        """The four index tensors, annotators `num_annotators` apart."""
+        indptr, item, annotator, order = (self.front(t, d) for t, d in zip(index, dims, strict=True))
+        num_items, nnz = indptr.shape[1] - 1, annotator.shape[1]
+        problem = torch.arange(self.size, device=indptr.device).unsqueeze(1)
+        annotator, order = (annotator + problem * num_annotators).flatten(), (order + problem * nnz).flatten()
+        if num_annotators == 0:
+            order = torch.argsort(annotator, stable=True)
+        ends = (indptr[:, 1:] + problem * nnz).flatten()
+        return torch.cat([ends.new_zeros(1), ends]), (item + problem * num_items).flatten(), annotator, order
+
+    def split(self, tensor: Tensor) -> Tensor:
+        """[size x n, ...] as [size, n, ...]."""
+        return tensor.reshape(self.size, tensor.shape[0] // self.size, *tensor.shape[1:])
+
+    def loss(self, nll: Tensor, weight: Tensor | None, dim: int | None, mean: bool) -> Tensor:
+        """The `loss` output [size] of nll [size, nnz]."""
+        total = (nll if weight is None else nll * self.front(weight, dim)).sum(1)
+        return total / max(nll.shape[1], 1) if mean else total
+
+    def upstream(self, grads: Sequence[Any], dims: Sequence[Any], nnz: int, like: Tensor, mean: bool) -> Tensor:
+        """d output / d nll [size x nnz] from (grad_loss, grad_nll, weight)."""
+        grad_loss, grad_nll, weight = (
+            None if t is None else self.front(t, d) for t, d in zip(grads, dims, strict=True)
+        )
+        out = like.new_zeros(self.size, nnz)
+        if grad_loss is not None:
+            scale = grad_loss.unsqueeze(1) / (max(nnz, 1) if mean else 1)
+            out = out + (scale if weight is None else scale * weight)
+        return (out if grad_nll is None else out + grad_nll).flatten()

@@ -10,23 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from crowdnal import ops
-from crowdnal.functional._common import Index, fold_index, to_front
+from crowdnal.functional._common import Fold, Index, OpFunction, call
 
 _ops = torch.ops.crowdnal
 
 
-class Mix(Function):
+class Mix(OpFunction):
     """h[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k]."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(scores: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
         """Returns [nnz, K]."""
-        return _ops.mix(scores, confusion, *index)
+        return call(_ops.mix, scores, confusion, *index)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -55,15 +52,13 @@ class Mix(Function):
         )
 
 
-class MixItems(Function):
+class MixItems(OpFunction):
     """out[i, c] = sum over annotations n of item i of sum_k grad[n, k] confusion[annotator_n, c, k]."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(grad: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
         """Returns [B, C]."""
-        return _ops.mix_items(grad, confusion, *index)
+        return call(_ops.mix_items, grad, confusion, *index)
 
     setup_context = Mix.setup_context
 
@@ -88,17 +83,15 @@ class MixItems(Function):
         )
 
 
-class MixAnnotators(Function):
+class MixAnnotators(OpFunction):
     """out[r, c, k] = sum over annotations n of annotator r of scores[item_n, c] grad[n, k]."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(
         scores: Tensor, grad: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor, num_annotators: int
     ) -> Tensor:
         """Returns [R, C, K]."""
-        return _ops.mix_annotators(scores, grad, indptr, item, annotator, order, num_annotators)
+        return call(_ops.mix_annotators, scores, grad, indptr, item, annotator, order, num_annotators)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -138,14 +131,14 @@ def _sum(first: Tensor | None, second: Tensor | None) -> Tensor:
 
 def mix(scores: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
     """`Mix` on raw index tensors."""
-    return _ops.mix(scores, confusion, *index) if torch.compiler.is_compiling() else Mix.apply(scores, confusion, *index)
+    return _ops.mix(scores, confusion, *index) if torch.compiler.is_compiling() else Mix.run(scores, confusion, *index)
 
 
 def mix_items(grad: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
     """`MixItems` on raw index tensors."""
     if torch.compiler.is_compiling():
         return _ops.mix_items(grad, confusion, *index)
-    return MixItems.apply(grad, confusion, *index)
+    return MixItems.run(grad, confusion, *index)
 
 
 def mix_annotators(
@@ -153,26 +146,22 @@ def mix_annotators(
 ) -> Tensor:
     """`MixAnnotators` on raw index tensors."""
     arguments = (scores, grad, indptr, item, annotator, order, num_annotators)
-    return _ops.mix_annotators(*arguments) if torch.compiler.is_compiling() else MixAnnotators.apply(*arguments)
+    return _ops.mix_annotators(*arguments) if torch.compiler.is_compiling() else MixAnnotators.run(*arguments)
 
 
 def _read_vmap(op: Any, info: Any, dims: Any, rows: Tensor, confusion: Tensor, *index: Tensor) -> tuple[Tensor, int]:
-    """Rule of the ops that read the matrices, `mix` and `mix_items`: all problems in one call."""
-    size, num_annotators = info.batch_size, 0
-    if dims[1] is not None:
-        confusion = confusion.movedim(dims[1], 0)
-        num_annotators = confusion.shape[1]
-        confusion = confusion.flatten(0, 1)
-    out = op(to_front(rows, dims[0], size).flatten(0, 1), confusion, *fold_index(index, dims[2:], size, num_annotators))
-    return out.reshape(size, out.shape[0] // size, out.shape[1]), 0
+    """Rule of the ops that only read the matrices: `mix` and `mix_items`."""
+    fold = Fold(info.batch_size)
+    confusion, num_annotators = fold.matrices(confusion, dims[1])
+    return fold.split(op(fold.rows(rows, dims[0]), confusion, *fold.index(index, dims[2:], num_annotators))), 0
 
 
 def _mix_annotators_vmap(info: Any, dims: Any, scores: Tensor, grad: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    size, num_annotators = info.batch_size, rest[4]
-    folded = fold_index(rest[:4], dims[2:6], size, num_annotators)
-    scores, grad = (to_front(t, d, size).flatten(0, 1) for t, d in ((scores, dims[0]), (grad, dims[1])))
-    out = _ops.mix_annotators(scores, grad, *folded, size * num_annotators)
-    return out.reshape(size, num_annotators, *out.shape[1:]), 0
+    *index, num_annotators = rest
+    fold = Fold(info.batch_size)
+    folded = fold.index(index, dims[2:6], num_annotators)
+    rows = fold.rows(scores, dims[0]), fold.rows(grad, dims[1])
+    return fold.split(_ops.mix_annotators(*rows, *folded, fold.size * num_annotators)), 0
 
 
 ops.register("mix", Mix, partial(_read_vmap, _ops.mix))

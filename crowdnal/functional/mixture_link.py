@@ -6,29 +6,25 @@ over the observed labels inside the op (softmax, or softplus divided by its sum)
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from crowdnal import ops, reference
-from crowdnal.functional._common import unfused_vmap
+from crowdnal.functional._common import Fold, OpFunction, call
 from crowdnal.functional.mix import gather_rows, scatter_rows, sum_by_item
 
 _ops = torch.ops.crowdnal
 
 
-class MixtureLink(Function):
+class MixtureLink(OpFunction):
     """(loss [], nll [nnz], posterior [nnz, C]); see `crowdnal.reference.mixture_link`."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
         """The fused op."""
-        return _ops.mixture_link(*inputs)
+        return call(_ops.mixture_link, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -51,7 +47,7 @@ class MixtureLink(Function):
         if torch.compiler.is_compiling():
             grads = _ops.mixture_link_backward(*arguments)
         else:
-            grads = MixtureLinkBackward.apply(*arguments)
+            grads = MixtureLinkBackward.run(*arguments)
         dweight = None
         if need_weight and grad_loss is not None:
             dweight = reference.upstream(grad_loss, None, None, nll, ctx.mean) * nll
@@ -71,15 +67,13 @@ class MixtureLink(Function):
         return loss_t, nll_t, None
 
 
-class MixtureLinkBackward(Function):
+class MixtureLinkBackward(OpFunction):
     """Gradients of `MixtureLink` for log_probs and confusion; of no use where a `need_` is False."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
         """The fused op."""
-        return _ops.mixture_link_backward(*inputs)
+        return call(_ops.mixture_link_backward, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -188,22 +182,32 @@ class _Joint:
         return dlog_probs, dconfusion
 
 
-def _unfused(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     log_probs, confusion, weight, *index, label, normalization, mean = inputs
-    return reference.log_sum(_Joint(log_probs, confusion, index, label, normalization).value(), weight, mean)
+    fold = Fold(info.batch_size)
+    confusion, num_annotators = fold.matrices(confusion, dims[1])
+    folded = fold.index(index, dims[3:7], num_annotators)
+    rows = fold.rows(log_probs, dims[0]), confusion, None
+    _, nll, posterior = _ops.mixture_link(*rows, *folded, fold.rows(label, dims[7]), normalization, False)
+    nll = fold.split(nll)
+    return (fold.loss(nll, weight, dims[2], mean), nll, fold.split(posterior)), (0, 0, 0)
 
 
-def _unfused_backward(*inputs: Any) -> tuple[Tensor, Tensor]:
-    *inputs, need_log_probs, need_confusion = inputs  # type: ignore[assignment]
-    grad_loss, grad_nll, log_probs, confusion, weight, *index, label, posterior, normalization, mean = inputs
-    joint = _Joint(log_probs, confusion, index, label, normalization)
-    g = -reference.upstream(grad_loss, grad_nll, weight, posterior, mean).unsqueeze(1) * posterior
-    dlog_probs, dconfusion = joint.second_order(g, g, None, (need_log_probs, need_confusion))
-    return (
-        log_probs.new_zeros(0, log_probs.shape[1]) if dlog_probs is None else dlog_probs,
-        confusion.new_zeros(0, *confusion.shape[1:]) if dconfusion is None else dconfusion,
-    )
+def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+    *inputs, normalization, mean, need_log_probs, need_confusion = inputs  # type: ignore[assignment]
+    grad_loss, grad_nll, log_probs, confusion, weight, *index, label, posterior = inputs
+    fold = Fold(info.batch_size)
+    confusion, num_annotators = fold.matrices(confusion, dims[3], share=not need_confusion)
+    folded = fold.index(index, dims[5:9], num_annotators)
+    posterior = fold.front(posterior, dims[10])
+    u = fold.upstream((grad_loss, grad_nll, weight), (dims[0], dims[1], dims[4]), posterior.shape[1], posterior, mean)
+    rows = fold.rows(log_probs, dims[2]), confusion, None
+    out = _ops.mixture_link_backward(
+        None, u, *rows, *folded, fold.rows(label, dims[9]), posterior.flatten(0, 1), normalization, False,
+        need_log_probs, need_confusion,
+    )  # fmt: skip
+    return tuple(fold.split(o) for o in out), (0, 0)
 
 
-ops.register("mixture_link", MixtureLink, partial(unfused_vmap, _unfused))
-ops.register("mixture_link_backward", MixtureLinkBackward, partial(unfused_vmap, _unfused_backward))
+ops.register("mixture_link", MixtureLink, _vmap)
+ops.register("mixture_link_backward", MixtureLinkBackward, _backward_vmap)

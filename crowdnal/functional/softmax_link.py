@@ -5,29 +5,25 @@ One op forward, one backward; the backward is a Function too, whose own derivati
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from crowdnal import ops, reference
-from crowdnal.functional._common import unfused_vmap
+from crowdnal.functional._common import Fold, OpFunction, call
 from crowdnal.functional.mix import mix, mix_annotators, mix_items, sum_by_item
 
 _ops = torch.ops.crowdnal
 
 
-class SoftmaxLink(Function):
+class SoftmaxLink(OpFunction):
     """(loss [], nll [nnz], probs [nnz, K]); see `crowdnal.reference.softmax_link`."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
         """The fused op."""
-        return _ops.softmax_link(*inputs)
+        return call(_ops.softmax_link, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -50,7 +46,7 @@ class SoftmaxLink(Function):
         if torch.compiler.is_compiling():
             grads = _ops.softmax_link_backward(*arguments)
         else:
-            grads = SoftmaxLinkBackward.apply(*arguments)
+            grads = SoftmaxLinkBackward.run(*arguments)
         dweight = None
         if need_weight and grad_loss is not None:
             dweight = reference.upstream(grad_loss, None, None, nll, ctx.mean) * nll
@@ -60,7 +56,7 @@ class SoftmaxLink(Function):
     def jvp(ctx: Any, scores_t: Any, confusion_t: Any, shared_t: Any, weight_t: Any, *_: Any) -> Any:
         """d nll = (softmax(h) - onehot) . dh."""
         scores, confusion, shared, weight, *index, label = ctx.saved_tensors
-        _, nll, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean, mix=mix)
+        _, nll, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean)
         h_t = _tangent(scores, confusion, scores_t, confusion_t, shared_t, index)
         nll_t = torch.zeros_like(nll) if h_t is None else (reference.residual(probs, label) * h_t).sum(1)
         loss_t = reference.reduce(nll_t, weight, ctx.mean)
@@ -69,15 +65,13 @@ class SoftmaxLink(Function):
         return loss_t, nll_t, None
 
 
-class SoftmaxLinkBackward(Function):
+class SoftmaxLinkBackward(OpFunction):
     """Gradients of `SoftmaxLink` for scores, confusion and shared; of no use where a `need_` is False."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
         """The fused op."""
-        return _ops.softmax_link_backward(*inputs)
+        return call(_ops.softmax_link_backward, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -98,7 +92,7 @@ class SoftmaxLinkBackward(Function):
         h_c = _tangent(scores, confusion, scores_c, confusion_c, shared_c, index)
         if h_c is None:
             return (None,) * 16
-        _, _, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean, mix=mix)
+        _, _, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean)
         u = reference.upstream(grad_loss, grad_nll, weight, probs, ctx.mean)
         residual = reference.residual(probs, label)
         dscores, dconfusion, dshared = _second_order(
@@ -117,7 +111,7 @@ class SoftmaxLinkBackward(Function):
     def jvp(ctx: Any, loss_t: Any, nll_t: Any, scores_t: Any, confusion_t: Any, shared_t: Any, weight_t: Any, *_: Any) -> Any:
         """The same second derivative, along the tangents."""
         grad_loss, grad_nll, scores, confusion, shared, weight, *index, label = ctx.saved_tensors
-        _, _, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean, mix=mix)
+        _, _, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean)
         u = reference.upstream(grad_loss, grad_nll, weight, probs, ctx.mean)
         u_t = reference.upstream(loss_t, nll_t, weight, probs, ctx.mean)
         if weight_t is not None:
@@ -169,24 +163,38 @@ def _second_order(
     return dscores, dconfusion, dshared
 
 
-def _unfused(*inputs: Any, mix: Any = _ops.mix) -> tuple[Tensor, Tensor, Tensor]:
+def _unfused(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`SoftmaxLink` from the primitives, differentiable to any order."""
     scores, confusion, shared, weight, *index, label, mean = inputs
     h = mix(scores, confusion, *index)
-    if shared is not None:
-        h = h + shared[index[1]]
-    return reference.cross_entropy(h, weight, label, mean)
+    return reference.cross_entropy(h if shared is None else h + shared[index[1]], weight, label, mean)
 
 
-def _unfused_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+    scores, confusion, shared, weight, *index, label, mean = inputs
+    fold = Fold(info.batch_size)
+    confusion, num_annotators = fold.matrices(confusion, dims[1])
+    folded = fold.index(index, dims[4:8], num_annotators)
+    rows = fold.rows(scores, dims[0]), confusion, fold.rows(shared, dims[2]), None
+    _, nll, probs = _ops.softmax_link(*rows, *folded, fold.rows(label, dims[8]), False)
+    nll = fold.split(nll)
+    return (fold.loss(nll, weight, dims[3], mean), nll, fold.split(probs)), (0, 0, 0)
+
+
+def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     grad_loss, grad_nll, scores, confusion, _, weight, *index, label, probs, mean, need_scores, need_confusion, need_shared = inputs
-    g = reference.upstream(grad_loss, grad_nll, weight, probs, mean).unsqueeze(1) * reference.residual(probs, label)
-    none = g.new_zeros(0, g.shape[1])
-    return (
-        _ops.mix_items(g, confusion, *index) if need_scores else scores.new_zeros(0, scores.shape[1]),
-        _ops.mix_annotators(scores, g, *index, confusion.shape[0]) if need_confusion else confusion[:0],
-        sum_by_item(g, index) if need_shared else none,
+    fold = Fold(info.batch_size)
+    confusion, num_annotators = fold.matrices(confusion, dims[3], share=not need_confusion)
+    folded = fold.index(index, dims[6:10], num_annotators)
+    probs = fold.front(probs, dims[11])
+    u = fold.upstream((grad_loss, grad_nll, weight), (dims[0], dims[1], dims[5]), probs.shape[1], probs, mean)
+    rows = fold.rows(scores, dims[2]), confusion, None, None
+    needs = (need_scores, need_confusion, need_shared)
+    out = _ops.softmax_link_backward(
+        None, u, *rows, *folded, fold.rows(label, dims[10]), probs.flatten(0, 1), False, *needs
     )
+    return tuple(fold.split(o) for o in out), (0, 0, 0)
 
 
-ops.register("softmax_link", SoftmaxLink, partial(unfused_vmap, _unfused))
-ops.register("softmax_link_backward", SoftmaxLinkBackward, partial(unfused_vmap, _unfused_backward))
+ops.register("softmax_link", SoftmaxLink, _vmap)
+ops.register("softmax_link_backward", SoftmaxLinkBackward, _backward_vmap)

@@ -97,7 +97,7 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
               const Tensor& annotator, const Tensor& order) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, false);
   const Index& view = index.view;
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
   Tensor out = torch::stable::new_empty(w, {view.nnz, shape.cols});
@@ -117,7 +117,7 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
                     const Tensor& annotator, const Tensor& order) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, false);
   const Tensor g = check_values(grad, "grad", w, {index.view.nnz, shape.cols});
   Tensor out = torch::stable::new_empty(w, {index.view.num_items, shape.rows});
   dispatch(w, [&](auto zero) {
@@ -131,7 +131,7 @@ Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor&
                          const Tensor& annotator, const Tensor& order, int64_t num_annotators) {
   STD_TORCH_CHECK(scores.dim() == 2 && grad.dim() == 2, "crowdnal: scores and grad must have 2 dimensions");
   const Shape shape{num_annotators, scores.size(1), grad.size(1)};
-  const CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, indptr.size(0) - 1);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, indptr.size(0) - 1, true);
   const Tensor z = check_values(scores, "scores", scores, {index.view.num_items, shape.rows});
   const Tensor g = check_values(grad, "grad", scores, {index.view.nnz, shape.cols});
   Tensor out = torch::stable::new_zeros(scores, {num_annotators, shape.rows, shape.cols});

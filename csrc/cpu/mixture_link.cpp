@@ -35,7 +35,7 @@ std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, cons
                                                    int64_t normalization, bool mean) {
   const Tensor a = check_confusion(confusion);
   const Shape shape = shape_of(a);  // rows = observed labels, cols = classes
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, true);
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor log_p = check_values(log_probs, "log_probs", a, {view.num_items, shape.cols});
@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
                                                     bool need_confusion) {
   const Tensor a = check_confusion(confusion);
   const Shape shape = shape_of(a);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, need_confusion);
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor r = check_values(posterior, "posterior", a, {view.nnz, shape.cols});

@@ -30,7 +30,7 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
                                                    bool mean) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, false);
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
@@ -65,7 +65,7 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
     bool need_shared) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, need_confusion);
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});

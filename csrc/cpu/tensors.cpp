@@ -21,7 +21,7 @@ void check_range(const Tensor& tensor, const char* name, int64_t bound) {
 }  // namespace
 
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                         int64_t num_annotators, int64_t num_items) {
+                         int64_t num_annotators, int64_t num_items, bool sorted) {
   const int64_t nnz = annotator.size(0);
   CheckedIndex out{check_long(indptr, "indptr", num_items + 1), check_long(item, "item", nnz),
                    check_long(annotator, "annotator", nnz), check_long(order, "order", nnz), {}};
@@ -38,7 +38,7 @@ CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor&
       STD_TORCH_CHECK(view.item[n] == i, "crowdnal: item[", n, "] = ", view.item[n], " but indptr says ", i);
     }
   }
-  for (int64_t p = 1; p < nnz; ++p) {
+  for (int64_t p = 1; sorted && p < nnz; ++p) {
     const int64_t before = view.annotator[view.order[p - 1]], here = view.annotator[view.order[p]];
     STD_TORCH_CHECK(before < here || (before == here && view.order[p - 1] < view.order[p]),
                     "crowdnal: order must sort the annotations by annotator, stably (position ", p, ")");

@@ -18,13 +18,14 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 // The four tensors that every op takes, contiguous and checked; owns what the pointers of `view` point to.
+// `sorted`: the kernel walks `order`, so it must really sort.
 struct CheckedIndex {
   Tensor indptr, item, annotator, order;
   Index view;
 };
 
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                         int64_t num_annotators, int64_t num_items);
+                         int64_t num_annotators, int64_t num_items, bool sorted);
 
 // Labels [nnz] in 0..num_labels-1, contiguous.
 Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels);
