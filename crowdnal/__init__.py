@@ -1,5 +1,37 @@
-"""crowdnal: train classifiers on labels from many imperfect annotators."""
+"""crowdnal: train classifiers on labels from many imperfect annotators.
 
+Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and the network learns the true label.
+"""
+
+from crowdnal import functional, metrics, objectives, simulation
+from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
+from crowdnal.attach import CrowdModel, CrowdOutput, attach
+from crowdnal.datasets import CrowdDataset
+from crowdnal.objectives import CrowdLayer, MajorityVote, Objective, SoftMajorityVote, TraceRegularized
 from crowdnal.ops import backend
+from crowdnal.posterior import posterior
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Annotations",
+    "CrowdDataset",
+    "CrowdLayer",
+    "CrowdModel",
+    "CrowdOutput",
+    "MajorityVote",
+    "Objective",
+    "SoftMajorityVote",
+    "TraceRegularized",
+    "Vocabulary",
+    "as_annotations",
+    "attach",
+    "backend",
+    "collate",
+    "concat",
+    "functional",
+    "metrics",
+    "objectives",
+    "posterior",
+    "simulation",
+]

@@ -26,8 +26,8 @@ SCHEMAS = {
     "mix_annotators": f"(Tensor scores, Tensor grad, {_INDEX}, SymInt num_annotators) -> Tensor",
     "softmax_link": f"(Tensor scores, Tensor confusion, Tensor? shared, Tensor? weight, {_INDEX}, Tensor label, "
     "bool mean) -> (Tensor loss, Tensor nll, Tensor probs)",
-    "softmax_link_backward": f"({_GRADS}, Tensor scores, Tensor confusion, Tensor? shared, Tensor? weight, {_INDEX}, Tensor label, "
-    "Tensor probs, bool mean, bool need_scores, bool need_confusion, bool need_shared) "
+    "softmax_link_backward": f"({_GRADS}, Tensor scores, Tensor confusion, Tensor? shared, Tensor? weight, {_INDEX}, "
+    "Tensor label, Tensor probs, bool mean, bool need_scores, bool need_confusion, bool need_shared) "
     "-> (Tensor scores_grad, Tensor confusion_grad, Tensor shared_grad)",
     "mixture_link": f"(Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior)",
@@ -48,7 +48,9 @@ def _load() -> None:
     if os.environ.get("CROWDNAL_DISABLE_NATIVE") == "1":
         reason = "CROWDNAL_DISABLE_NATIVE=1 is set"
     else:
-        reason = "no native library was built (no compiler at install time, or the package is imported from its source tree)"
+        reason = (
+            "no native library was built (no compiler at install time, or the package is imported from its source tree)"
+        )
         for path in sorted(Path(__file__).parent.glob("_cpu*.so")):
             try:
                 torch.ops.load_library(path)
@@ -79,7 +81,13 @@ def _(grad: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: 
 
 @torch.library.register_fake("crowdnal::mix_annotators", lib=_library)
 def _(
-    scores: Tensor, grad: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor, num_annotators: int
+    scores: Tensor,
+    grad: Tensor,
+    indptr: Tensor,
+    item: Tensor,
+    annotator: Tensor,
+    order: Tensor,
+    num_annotators: int,
 ) -> Tensor:
     return scores.new_empty(num_annotators, scores.shape[1], grad.shape[1])
 
@@ -121,7 +129,7 @@ def _(  # type: ignore[no-untyped-def]
 
 
 def register(name: str, function: Any, vmap: Callable[..., Any]) -> None:
-    """Makes the raw op differentiable through its `OpFunction` (for direct callers and `torch.compile`), with a `vmap` rule.
+    """Gives the raw op (for direct callers and `torch.compile`) the derivatives of its `OpFunction`, and a `vmap` rule.
 
     Not `torch.library.register_autograd`: that one drops tangents in forward mode without a word.
     """

@@ -53,7 +53,7 @@ def mix(scores: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
     check_confusion(confusion, annotations, 2)
     check_shape("scores", scores, annotations.num_items, confusion.shape[1], meaning="[num_items, C]")
     scores, confusion = promote(scores, confusion)
-    return _mix.mix(scores, confusion, *index_of(annotations))
+    return _mix.mix(scores, confusion, index_of(annotations))
 
 
 def mix_items(grad: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
@@ -72,10 +72,14 @@ def mix_items(grad: Tensor, confusion: Tensor, annotations: Annotations) -> Tens
     """
     check_confusion(confusion, annotations, 2)
     check_shape(
-        "grad", grad, annotations.num_annotations, confusion.shape[2], meaning="[num_annotations, num_classes]"
+        "grad",
+        grad,
+        annotations.num_annotations,
+        confusion.shape[2],
+        meaning="[num_annotations, num_classes]",
     )
     grad, confusion = promote(grad, confusion)
-    return _mix.mix_items(grad, confusion, *index_of(annotations))
+    return _mix.mix_items(grad, confusion, index_of(annotations))
 
 
 def mix_annotators(scores: Tensor, grad: Tensor, annotations: Annotations) -> Tensor:
@@ -97,7 +101,7 @@ def mix_annotators(scores: Tensor, grad: Tensor, annotations: Annotations) -> Te
     check_shape("scores", scores, annotations.num_items, scores.shape[1], meaning="[num_items, C]")
     check_shape("grad", grad, annotations.num_annotations, grad.shape[1], meaning="[num_annotations, K]")
     scores, grad = promote(scores, grad)
-    return _mix.mix_annotators(scores, grad, *index_of(annotations), annotations.num_annotators)
+    return _mix.mix_annotators(scores, grad, index_of(annotations), annotations.num_annotators)
 
 
 def segment_sum(values: Tensor, annotations: Annotations) -> Tensor:
@@ -144,7 +148,15 @@ def crowd_cross_entropy(
     scores, confusion, shared = promote(scores, confusion, shared)
     weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
     each = reduction == "none"
-    arguments = (scores, confusion, shared, None if each else weight, *index_of(annotations), annotations.label, mean)
+    arguments = (
+        scores,
+        confusion,
+        shared,
+        None if each else weight,
+        *index_of(annotations),
+        annotations.label,
+        mean,
+    )
     compiling = torch.compiler.is_compiling()
     loss, nll, _ = torch.ops.crowdnal.softmax_link(*arguments) if compiling else SoftmaxLink.run(*arguments)
     return (nll if weight is None else nll * weight) if each else loss
@@ -185,7 +197,15 @@ def crowd_mixture_nll(
     log_probs, confusion = promote(log_probs, confusion)
     weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
     each, kind = reduction == "none", _NORMALIZATIONS[normalization]
-    arguments = (log_probs, confusion, None if each else weight, *index_of(annotations), annotations.label, kind, mean)
+    arguments = (
+        log_probs,
+        confusion,
+        None if each else weight,
+        *index_of(annotations),
+        annotations.label,
+        kind,
+        mean,
+    )
     compiling = torch.compiler.is_compiling()
     loss, nll, _ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.run(*arguments)
     return (nll if weight is None else nll * weight) if each else loss

@@ -33,7 +33,11 @@ class OpFunction(Function):
             cls.setup_context(ctx, inputs, output)
             return output
 
-        members = {"forward": staticmethod(forward), "backward": staticmethod(cls.backward), "jvp": staticmethod(cls.jvp)}
+        members = {
+            "forward": staticmethod(forward),
+            "backward": staticmethod(cls.backward),
+            "jvp": staticmethod(cls.jvp),
+        }
         cls._twin = type(cls.__name__, (Function,), members)
 
     @classmethod

@@ -5,6 +5,7 @@ Under `torch.compile` the raw ops are called (Dynamo refuses Functions with a `j
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -37,8 +38,8 @@ class Mix(OpFunction):
         scores, confusion, *index = ctx.saved_tensors
         need_scores, need_confusion = ctx.needs_input_grad[:2]
         return (
-            mix_items(grad, confusion, *index) if need_scores else None,
-            mix_annotators(scores, grad, *index, confusion.shape[0]) if need_confusion else None,
+            mix_items(grad, confusion, index) if need_scores else None,
+            mix_annotators(scores, grad, index, confusion.shape[0]) if need_confusion else None,
             *[None] * 4,
         )
 
@@ -47,8 +48,8 @@ class Mix(OpFunction):
         """Bilinear: one term an argument."""
         scores, confusion, *index = ctx.saved_tensors
         return _sum(
-            None if scores_t is None else mix(scores_t, confusion, *index),
-            None if confusion_t is None else mix(scores, confusion_t, *index),
+            None if scores_t is None else mix(scores_t, confusion, index),
+            None if confusion_t is None else mix(scores, confusion_t, index),
         )
 
 
@@ -68,8 +69,8 @@ class MixItems(OpFunction):
         grad, confusion, *index = ctx.saved_tensors
         need_grad, need_confusion = ctx.needs_input_grad[:2]
         return (
-            mix(cotangent, confusion, *index) if need_grad else None,
-            mix_annotators(cotangent, grad, *index, confusion.shape[0]) if need_confusion else None,
+            mix(cotangent, confusion, index) if need_grad else None,
+            mix_annotators(cotangent, grad, index, confusion.shape[0]) if need_confusion else None,
             *[None] * 4,
         )
 
@@ -78,8 +79,8 @@ class MixItems(OpFunction):
         """Bilinear: one term an argument."""
         grad, confusion, *index = ctx.saved_tensors
         return _sum(
-            None if grad_t is None else mix_items(grad_t, confusion, *index),
-            None if confusion_t is None else mix_items(grad, confusion_t, *index),
+            None if grad_t is None else mix_items(grad_t, confusion, index),
+            None if confusion_t is None else mix_items(grad, confusion_t, index),
         )
 
 
@@ -88,7 +89,13 @@ class MixAnnotators(OpFunction):
 
     @staticmethod
     def forward(
-        scores: Tensor, grad: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor, num_annotators: int
+        scores: Tensor,
+        grad: Tensor,
+        indptr: Tensor,
+        item: Tensor,
+        annotator: Tensor,
+        order: Tensor,
+        num_annotators: int,
     ) -> Tensor:
         """Returns [R, C, K]."""
         return call(_ops.mix_annotators, scores, grad, indptr, item, annotator, order, num_annotators)
@@ -106,8 +113,8 @@ class MixAnnotators(OpFunction):
         scores, grad, *index = ctx.saved_tensors
         need_scores, need_grad = ctx.needs_input_grad[:2]
         return (
-            mix_items(grad, cotangent, *index) if need_scores else None,
-            mix(scores, cotangent, *index) if need_grad else None,
+            mix_items(grad, cotangent, index) if need_scores else None,
+            mix(scores, cotangent, index) if need_grad else None,
             *[None] * 5,
         )
 
@@ -116,8 +123,8 @@ class MixAnnotators(OpFunction):
         """Bilinear: one term an argument."""
         scores, grad, *index = ctx.saved_tensors
         return _sum(
-            None if scores_t is None else mix_annotators(scores_t, grad, *index, ctx.num_annotators),
-            None if grad_t is None else mix_annotators(scores, grad_t, *index, ctx.num_annotators),
+            None if scores_t is None else mix_annotators(scores_t, grad, index, ctx.num_annotators),
+            None if grad_t is None else mix_annotators(scores, grad_t, index, ctx.num_annotators),
         )
 
 
@@ -129,23 +136,21 @@ def _sum(first: Tensor | None, second: Tensor | None) -> Tensor:
     return first + second
 
 
-def mix(scores: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
+def mix(scores: Tensor, confusion: Tensor, index: Sequence[Tensor]) -> Tensor:
     """`Mix` on raw index tensors."""
-    return _ops.mix(scores, confusion, *index) if torch.compiler.is_compiling() else Mix.run(scores, confusion, *index)
+    arguments = (scores, confusion, *index)
+    return _ops.mix(*arguments) if torch.compiler.is_compiling() else Mix.run(*arguments)
 
 
-def mix_items(grad: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
+def mix_items(grad: Tensor, confusion: Tensor, index: Sequence[Tensor]) -> Tensor:
     """`MixItems` on raw index tensors."""
-    if torch.compiler.is_compiling():
-        return _ops.mix_items(grad, confusion, *index)
-    return MixItems.run(grad, confusion, *index)
+    arguments = (grad, confusion, *index)
+    return _ops.mix_items(*arguments) if torch.compiler.is_compiling() else MixItems.run(*arguments)
 
 
-def mix_annotators(
-    scores: Tensor, grad: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor, num_annotators: int
-) -> Tensor:
+def mix_annotators(scores: Tensor, grad: Tensor, index: Sequence[Tensor], num_annotators: int) -> Tensor:
     """`MixAnnotators` on raw index tensors."""
-    arguments = (scores, grad, indptr, item, annotator, order, num_annotators)
+    arguments = (scores, grad, *index, num_annotators)
     return _ops.mix_annotators(*arguments) if torch.compiler.is_compiling() else MixAnnotators.run(*arguments)
 
 
@@ -169,27 +174,23 @@ ops.register("mix_items", MixItems, partial(_read_vmap, _ops.mix_items))
 ops.register("mix_annotators", MixAnnotators, _mix_annotators_vmap)
 
 
-def sum_by_item(values: Tensor, index: Index) -> Tensor:
-    """Sum of values [nnz, D] over each item's annotations, [B, D]: `mix_annotators` with items for annotators."""
-    indptr, item, _, _ = index
-    nnz = values.shape[0]
-    each = torch.arange(nnz, device=values.device)
-    rows = torch.arange(nnz + 1, device=values.device)
-    out = mix_annotators(values.new_ones(nnz, 1), values, rows, each, item, each, indptr.shape[0] - 1)
-    return out.squeeze(1)
+def _rows(key: Tensor, order: Tensor) -> Index:
+    """The index of rows that stand alone, each with its key for an annotator."""
+    nnz = key.shape[0]
+    return torch.arange(nnz + 1, device=key.device), torch.arange(nnz, device=key.device), key, order
 
 
 def gather_rows(table: Tensor, key: Tensor, order: Tensor) -> Tensor:
     """table[key] for table [G, D], key [nnz] and its stable sort; the gradient is a native, ordered sum."""
-    nnz = key.shape[0]
-    each = torch.arange(nnz, device=key.device)
-    rows = torch.arange(nnz + 1, device=key.device)
-    return mix(table.new_ones(nnz, 1), table.unsqueeze(1), rows, each, key, order)
+    return mix(table.new_ones(key.shape[0], 1), table.unsqueeze(1), _rows(key, order))
 
 
 def scatter_rows(values: Tensor, key: Tensor, order: Tensor, num_rows: int) -> Tensor:
     """Adjoint of `gather_rows`: [G, D], row g the sum of values [nnz, D] whose key is g."""
-    nnz = key.shape[0]
-    each = torch.arange(nnz, device=key.device)
-    rows = torch.arange(nnz + 1, device=key.device)
-    return mix_annotators(values.new_ones(nnz, 1), values, rows, each, key, order, num_rows).squeeze(1)
+    return mix_annotators(values.new_ones(key.shape[0], 1), values, _rows(key, order), num_rows).squeeze(1)
+
+
+def sum_by_item(values: Tensor, index: Sequence[Tensor]) -> Tensor:
+    """Sum of values [nnz, D] over each item's annotations, [B, D]."""
+    indptr, item = index[:2]
+    return scatter_rows(values, item, torch.arange(item.shape[0], device=item.device), indptr.shape[0] - 1)

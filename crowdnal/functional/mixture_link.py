@@ -54,17 +54,17 @@ class MixtureLink(OpFunction):
         return (*(g if need else None for g, need in zip(grads, needs, strict=True)), dweight, *[None] * 7)
 
     @staticmethod
-    def jvp(ctx: Any, log_probs_t: Any, confusion_t: Any, weight_t: Any, *_: Any) -> Any:
+    def jvp(ctx: Any, log_probs_t: Any, confusion_t: Any, weight_t: Any, *rest: Any) -> Any:
         """d nll = -posterior . dt, t the log joint of true class and observed label."""
         log_probs, confusion, weight, *index, label = ctx.saved_tensors
         joint = _Joint(log_probs, confusion, index, label, ctx.normalization)
         _, nll, posterior = reference.log_sum(joint.value(), weight, ctx.mean)
         t_t = joint.tangent(log_probs_t, confusion_t)
         nll_t = torch.zeros_like(nll) if t_t is None else -(posterior * t_t).sum(1)
-        loss_t = reference.reduce(nll_t, weight, ctx.mean)
+        total_t = reference.reduce(nll_t, weight, ctx.mean)
         if weight_t is not None:
-            loss_t = loss_t + reference.reduce(nll, weight_t, ctx.mean)
-        return loss_t, nll_t, None
+            total_t = total_t + reference.reduce(nll, weight_t, ctx.mean)
+        return total_t, nll_t, None
 
 
 class MixtureLinkBackward(OpFunction):
@@ -109,7 +109,7 @@ class MixtureLinkBackward(OpFunction):
         return dgrad_loss, dgrad_nll, dlog_probs, dconfusion, dweight, *[None] * 10
 
     @staticmethod
-    def jvp(ctx: Any, loss_t: Any, nll_t: Any, log_probs_t: Any, confusion_t: Any, weight_t: Any, *_: Any) -> Any:
+    def jvp(ctx: Any, loss_t: Any, nll_t: Any, log_probs_t: Any, confusion_t: Any, weight_t: Any, *rest: Any) -> Any:
         """The same second derivative, along the tangents."""
         grad_loss, grad_nll, log_probs, confusion, weight, *index, label = ctx.saved_tensors
         joint = _Joint(log_probs, confusion, index, label, ctx.normalization)
@@ -133,7 +133,12 @@ class _Joint:
     """t_n = log p_i + log A_r[y_n] [nnz, C], and its first and second derivatives, from the primitives."""
 
     def __init__(self, log_probs: Tensor, confusion: Tensor, index: Any, label: Tensor, normalization: int) -> None:
-        self.log_probs, self.confusion, self.index, self.normalization = log_probs, confusion, index, normalization
+        self.log_probs, self.confusion, self.index, self.normalization = (
+            log_probs,
+            confusion,
+            index,
+            normalization,
+        )
         self.key = index[2] * confusion.shape[1] + label
         self.key_order = torch.argsort(self.key, stable=True)
 
@@ -142,7 +147,9 @@ class _Joint:
 
     def _scatter(self, rows: Tensor) -> Tensor:
         labels = self.confusion.shape[1]
-        return scatter_rows(rows, self.key, self.key_order, self.confusion.shape[0] * labels).reshape(self.confusion.shape)
+        return scatter_rows(rows, self.key, self.key_order, self.confusion.shape[0] * labels).reshape(
+            self.confusion.shape
+        )
 
     def value(self) -> Tensor:
         indptr, item, _, _ = self.index
@@ -163,7 +170,7 @@ class _Joint:
         return sum(terms[1:], terms[0]) if terms else None
 
     def second_order(self, g: Tensor, q: Tensor, confusion_t: Tensor | None, needs: Any) -> tuple[Any, Any]:
-        """Change of (sum of g over items, vjp of log A at the scattered g) when g changes by q, confusion by its tangent."""
+        """Change of (sum of g by item, vjp of log A at scattered g) when g changes by q, confusion by its tangent."""
         dlog_probs = sum_by_item(q, self.index) if needs[0] else None
         if not needs[1]:
             return dlog_probs, None

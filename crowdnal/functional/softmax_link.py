@@ -53,16 +53,16 @@ class SoftmaxLink(OpFunction):
         return (*(g if need else None for g, need in zip(grads, needs, strict=True)), dweight, *[None] * 6)
 
     @staticmethod
-    def jvp(ctx: Any, scores_t: Any, confusion_t: Any, shared_t: Any, weight_t: Any, *_: Any) -> Any:
+    def jvp(ctx: Any, scores_t: Any, confusion_t: Any, shared_t: Any, weight_t: Any, *rest: Any) -> Any:
         """d nll = (softmax(h) - onehot) . dh."""
         scores, confusion, shared, weight, *index, label = ctx.saved_tensors
         _, nll, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean)
         h_t = _tangent(scores, confusion, scores_t, confusion_t, shared_t, index)
         nll_t = torch.zeros_like(nll) if h_t is None else (reference.residual(probs, label) * h_t).sum(1)
-        loss_t = reference.reduce(nll_t, weight, ctx.mean)
+        total_t = reference.reduce(nll_t, weight, ctx.mean)
         if weight_t is not None:
-            loss_t = loss_t + reference.reduce(nll, weight_t, ctx.mean)
-        return loss_t, nll_t, None
+            total_t = total_t + reference.reduce(nll, weight_t, ctx.mean)
+        return total_t, nll_t, None
 
 
 class SoftmaxLinkBackward(OpFunction):
@@ -85,9 +85,7 @@ class SoftmaxLinkBackward(OpFunction):
     def backward(ctx: Any, scores_c: Any, confusion_c: Any, shared_c: Any) -> Any:
         """Derivative of sum_n u_n (softmax(h_n) - onehot) . dh_n, dh the change of h along the cotangents."""
         grad_loss, grad_nll, scores, confusion, shared, weight, *index, label = ctx.saved_tensors
-        cotangents = (
-            c if need else None for c, need in zip((scores_c, confusion_c, shared_c), ctx.needs, strict=True)
-        )
+        cotangents = (c if need else None for c, need in zip((scores_c, confusion_c, shared_c), ctx.needs, strict=True))
         scores_c, confusion_c, shared_c = cotangents
         h_c = _tangent(scores, confusion, scores_c, confusion_c, shared_c, index)
         if h_c is None:
@@ -108,7 +106,16 @@ class SoftmaxLinkBackward(OpFunction):
         return dgrad_loss, dgrad_nll, dscores, dconfusion, dshared, dweight, *[None] * 10
 
     @staticmethod
-    def jvp(ctx: Any, loss_t: Any, nll_t: Any, scores_t: Any, confusion_t: Any, shared_t: Any, weight_t: Any, *_: Any) -> Any:
+    def jvp(
+        ctx: Any,
+        loss_t: Any,
+        nll_t: Any,
+        scores_t: Any,
+        confusion_t: Any,
+        shared_t: Any,
+        weight_t: Any,
+        *rest: Any,
+    ) -> Any:
         """The same second derivative, along the tangents."""
         grad_loss, grad_nll, scores, confusion, shared, weight, *index, label = ctx.saved_tensors
         _, _, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean)
@@ -124,7 +131,11 @@ class SoftmaxLinkBackward(OpFunction):
         out = _second_order(
             scores, confusion, index, u.unsqueeze(1) * residual, q, scores_t, confusion_t, ctx.needs
         )  # fmt: skip
-        empty = (scores.new_zeros(0, scores.shape[1]), confusion.new_zeros(0, *confusion.shape[1:]), q.new_zeros(0, q.shape[1]))
+        empty = (
+            scores.new_zeros(0, scores.shape[1]),
+            confusion.new_zeros(0, *confusion.shape[1:]),
+            q.new_zeros(0, q.shape[1]),
+        )
         return tuple(o if need else e for o, e, need in zip(out, empty, ctx.needs, strict=True))
 
 
@@ -132,9 +143,9 @@ def _tangent(scores: Tensor, confusion: Tensor, scores_t: Any, confusion_t: Any,
     """dh = mix(dz, W) + mix(z, dW) + dS; None where all three are."""
     terms = []
     if scores_t is not None:
-        terms.append(mix(scores_t, confusion, *index))
+        terms.append(mix(scores_t, confusion, index))
     if confusion_t is not None:
-        terms.append(mix(scores, confusion_t, *index))
+        terms.append(mix(scores, confusion_t, index))
     if shared_t is not None:
         terms.append(shared_t[index[1]])
     return sum(terms[1:], terms[0]) if terms else None
@@ -146,18 +157,25 @@ def _curvature(u: Tensor, probs: Tensor, h_t: Tensor) -> Tensor:
 
 
 def _second_order(
-    scores: Tensor, confusion: Tensor, index: Any, g: Tensor, q: Tensor, scores_t: Any, confusion_t: Any, needs: Any
+    scores: Tensor,
+    confusion: Tensor,
+    index: Any,
+    g: Tensor,
+    q: Tensor,
+    scores_t: Any,
+    confusion_t: Any,
+    needs: Any,
 ) -> tuple[Any, Any, Any]:
     """Change of (mix_items(g, W), mix_annotators(z, g), sum of g) when g changes by q, z and W by their tangents."""
     dscores = dconfusion = dshared = None
     if needs[0]:
-        dscores = mix_items(q, confusion, *index)
+        dscores = mix_items(q, confusion, index)
         if confusion_t is not None:
-            dscores = dscores + mix_items(g, confusion_t, *index)
+            dscores = dscores + mix_items(g, confusion_t, index)
     if needs[1]:
-        dconfusion = mix_annotators(scores, q, *index, confusion.shape[0])
+        dconfusion = mix_annotators(scores, q, index, confusion.shape[0])
         if scores_t is not None:
-            dconfusion = dconfusion + mix_annotators(scores_t, g, *index, confusion.shape[0])
+            dconfusion = dconfusion + mix_annotators(scores_t, g, index, confusion.shape[0])
     if needs[2]:
         dshared = sum_by_item(q, index)
     return dscores, dconfusion, dshared
@@ -166,7 +184,7 @@ def _second_order(
 def _unfused(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """`SoftmaxLink` from the primitives, differentiable to any order."""
     scores, confusion, shared, weight, *index, label, mean = inputs
-    h = mix(scores, confusion, *index)
+    h = mix(scores, confusion, index)
     return reference.cross_entropy(h if shared is None else h + shared[index[1]], weight, label, mean)
 
 
@@ -182,7 +200,21 @@ def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
 
 
 def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
-    grad_loss, grad_nll, scores, confusion, _, weight, *index, label, probs, mean, need_scores, need_confusion, need_shared = inputs
+    (
+        grad_loss,
+        grad_nll,
+        scores,
+        confusion,
+        _,
+        weight,
+        *index,
+        label,
+        probs,
+        mean,
+        need_scores,
+        need_confusion,
+        need_shared,
+    ) = inputs
     fold = Fold(info.batch_size)
     confusion, num_annotators = fold.matrices(confusion, dims[3], share=not need_confusion)
     folded = fold.index(index, dims[6:10], num_annotators)

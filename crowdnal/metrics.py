@@ -1,0 +1,216 @@
+"""Measures of classifiers and annotators. Confusions are ``[R, C, K]``: row = true class, rows sum to 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crowdnal.annotations import Annotations
+
+__all__ = [
+    "accuracy",
+    "confusion_error",
+    "empirical_confusion",
+    "expected_calibration_error",
+    "reliability",
+    "reliability_correlation",
+    "spammer_score",
+]
+
+
+def accuracy(prediction: Any, truth: Any) -> float:
+    """Share of items whose prediction is the truth, in [0, 1].
+
+    Args:
+        prediction: ``[N]`` classes, or ``[N, C]`` scores (of equal scores the lowest class counts).
+        truth: ``[N]`` classes.
+
+    Raises:
+        ValueError: if there are no items or the shapes do not fit.
+    """
+    prediction, truth = torch.as_tensor(prediction), torch.as_tensor(truth)
+    _check_truth(truth, prediction.shape[0] if prediction.ndim in (1, 2) else -1)
+    if prediction.ndim == 2:
+        prediction = prediction.argmax(1)
+    return float((prediction == truth.to(prediction.device)).double().mean())
+
+
+def expected_calibration_error(probs: Any, truth: Any, bins: int = 15) -> float:
+    """Gap between confidence and accuracy, ``Σ_m |B_m|/N · |acc(B_m) - conf(B_m)|``, in [0, 1].
+
+    Bins of equal width over the probability of the predicted class, closed on the right (Guo et al. 2017,
+    eq. 3).
+
+    Args:
+        probs: ``[N, C]``, rows sum to 1.
+        truth: ``[N]`` classes.
+        bins: number of bins.
+
+    Raises:
+        ValueError: naming a row of probs that is no distribution.
+    """
+    probs, truth = torch.as_tensor(probs).detach().double(), torch.as_tensor(truth)
+    _check_truth(truth, probs.shape[0] if probs.ndim == 2 else -1)
+    if bins < 1:
+        raise ValueError(f"bins must be 1 or more, got {bins}")
+    _check_rows(probs, "probs", "apply softmax to logits")
+    confidence, prediction = probs.max(1)
+    gap = (prediction == truth.to(probs.device)).double() - confidence
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=probs.device)[1:-1]
+    inside = torch.bucketize(confidence, edges)
+    return float(torch.stack([gap[inside == m].sum().abs() for m in range(bins)]).sum()) / len(truth)
+
+
+def reliability(confusion: Tensor) -> Tensor:
+    """``[R]`` mean diagonal of ``[R, C, K]``, in [0, 1]: accuracy if all true classes are equally common.
+
+    A class beyond the label set (C > K) cannot be labelled correctly and counts 0.
+    """
+    _check_confusion(confusion)
+    return confusion.diagonal(dim1=1, dim2=2).sum(1) / confusion.shape[1]
+
+
+def spammer_score(confusion: Tensor) -> Tensor:
+    """How much an annotator's label says about the true class: 0 a spammer, 1 perfect (Raykar & Yu 2012).
+
+    A spammer's label does not depend on the true class: all rows are equal. The score is the squared
+    distance between rows over all pairs, ``Σ_{c<c'} ‖A_c - A_c'‖²``, divided by its maximum over
+    row-stochastic matrices. For K >= C that is ``C (C - 1)`` as in the paper, reached where every class has
+    a label of its own (a permuted one too: who is always wrong informs); for K < C it is ``C² - Σ_k n_k²``,
+    where the C classes share the K labels as evenly as they can.
+
+    Args:
+        confusion: ``[R, C, K]``, rows sum to 1.
+
+    Returns:
+        ``[R]`` in [0, 1]; 0 where C or K is 1 and a label can say nothing.
+    """
+    _check_confusion(confusion)
+    classes, labels = confusion.shape[1:]
+    share, rest = divmod(classes, labels)
+    largest = classes**2 - (labels - rest) * share**2 - rest * (share + 1) ** 2
+    spread = confusion - confusion.mean(1, keepdim=True)
+    return (classes * spread.square().sum((1, 2)) / max(largest, 1)).clamp(0, 1)
+
+
+def empirical_confusion(posterior: Any, annotations: Annotations, *, smoothing: float = 0.0) -> Tensor:
+    """Confusion by counting: ``A_r[c, k] ∝ smoothing/K + Σ_{n of r, y_n = k} w_n · posterior[i_n, c]``.
+
+    The M-step of Dawid & Skene (1979, eq. 2.3); with known classes, plain relative frequencies.
+
+    Args:
+        posterior: ``[N, C]`` probabilities of the true classes, or ``[N]`` known classes.
+        annotations: of the N items.
+        smoothing: pseudo-annotations in each row, spread evenly over the labels.
+
+    Returns:
+        ``[R, C, K]`` float64. A row without evidence is uniform.
+
+    Raises:
+        ValueError: if shapes do not fit or smoothing is negative.
+    """
+    posterior = torch.as_tensor(posterior, device=annotations.device).detach()
+    if posterior.ndim not in (1, 2) or posterior.shape[0] != annotations.num_items:
+        raise ValueError(
+            f"posterior must be [N, C] or [N] for N = {annotations.num_items} items, "
+            f"got {list(posterior.shape)}"
+        )
+    if not 0 <= smoothing < float("inf"):
+        raise ValueError(f"smoothing must be finite and not negative, got {smoothing}")
+    labels, annotators = annotations.num_classes, annotations.num_annotators
+    if posterior.ndim == 1:
+        _check_classes(posterior, labels)
+        posterior = torch.nn.functional.one_hot(posterior.long(), labels)
+    classes = posterior.shape[1]
+    cell = annotations.annotator * labels + annotations.label
+    order = torch.argsort(cell, stable=True)
+    evidence = posterior.double()[annotations.item[order]]
+    if annotations.weight is not None:
+        evidence *= annotations.weight[order, None].detach()
+    lengths = torch.bincount(cell, minlength=annotators * labels)
+    # segment_reduce of nothing is an error; one row of zeros at the end changes no sum.
+    evidence = torch.cat([evidence, evidence.new_zeros(1, classes)])
+    lengths = torch.cat([lengths, lengths.new_ones(1)])
+    counts = torch.segment_reduce(evidence, "sum", lengths=lengths, axis=0, unsafe=True)[:-1]
+    counts = counts.view(annotators, labels, classes).transpose(1, 2) + smoothing / max(labels, 1)
+    total = counts.sum(2, keepdim=True)
+    return torch.where(total > 0, counts / torch.where(total > 0, total, 1), 1 / max(labels, 1))
+
+
+def confusion_error(confusion: Tensor, estimate: Tensor) -> float:
+    """Mean squared error ``Σ (A - Â)² / (R C)`` of estimated confusions (Tanno et al. 2019), in [0, 2].
+
+    Args:
+        confusion: ``[R, C, K]`` true confusions.
+        estimate: ``[R, C, K]``.
+    """
+    _check_confusion(confusion)
+    if estimate.shape != confusion.shape:
+        raise ValueError(
+            f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}"
+        )
+    error = (confusion.double() - estimate.detach().double().to(confusion.device)).square().sum((1, 2))
+    return float(error.mean()) / confusion.shape[1]
+
+
+def reliability_correlation(truth: Tensor, estimate: Tensor) -> float:
+    """Pearson correlation, over annotators, of true and estimated reliability, in [-1, 1].
+
+    Args:
+        truth: ``[R]`` reliabilities, or ``[R, C, K]`` confusions whose mean diagonals are meant.
+        estimate: either.
+
+    Returns:
+        NaN where it is not defined: one annotator, or all equal.
+    """
+    both = [reliability(x) if x.ndim == 3 else x for x in (truth.detach(), estimate.detach())]
+    if both[0].ndim != 1 or both[0].shape != both[1].shape:
+        raise ValueError(
+            f"truth and estimate must each be [R] or [R, C, K] with one R, got {list(truth.shape)} and "
+            f"{list(estimate.shape)}"
+        )
+    x, y = (value.double().cpu() for value in both)
+    if len(x) == 0 or x.min() == x.max() or y.min() == y.max():
+        return float("nan")
+    x, y = x - x.mean(), y - y.mean()
+    return float((x @ y / (x.norm() * y.norm())).clamp(-1, 1))
+
+
+def _check_truth(truth: Tensor, items: int) -> None:
+    if truth.ndim != 1 or truth.is_floating_point() or truth.shape[0] != items or items == 0:
+        raise ValueError(
+            "truth must be [N] integers beside predictions [N] or probabilities [N, C], N > 0; got "
+            f"{truth.dtype} {list(truth.shape)} beside {'another shape' if items < 0 else f'N = {items}'}"
+        )
+
+
+def _check_classes(truth: Tensor, classes: int) -> None:
+    if truth.is_floating_point():
+        raise ValueError(f"posterior [N] must hold known classes as integers, got {truth.dtype}")
+    bad = (truth < 0) | (truth >= classes)
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"posterior[{i}] is class {int(truth[i])}, outside [0, {classes}); select the items whose class "
+            "is known, or give [N, C] probabilities"
+        )
+
+
+def _check_confusion(confusion: Tensor) -> None:
+    if confusion.ndim != 3 or 0 in confusion.shape[1:]:
+        raise ValueError(
+            f"confusion must be [R, C, K], true class before label, got {list(confusion.shape)}; "
+            "add a dimension for a single annotator: confusion[None]"
+        )
+    rows = confusion.detach().flatten(0, 1)
+    _check_rows(rows, "confusion", "normalise over the last dimension", confusion.shape[1])
+
+
+def _check_rows(rows: Tensor, name: str, fix: str, classes: int = 0) -> None:
+    bad = ~((rows >= 0).all(1) & ((rows.double().sum(1) - 1).abs() < 1e-2))
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0, 0])
+        where = f"{i // classes}, {i % classes}" if classes else str(i)
+        raise ValueError(f"{name}[{where}] is {rows[i].tolist()[:8]}, not probabilities that sum to 1; {fix}")

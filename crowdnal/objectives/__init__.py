@@ -1,0 +1,43 @@
+"""Objectives: what attaches to a classifier so that it learns the true class from annotators' labels."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from crowdnal.objectives.base import Objective, Predict
+from crowdnal.objectives.crowd_layer import CrowdLayer
+from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
+from crowdnal.objectives.trace import TraceRegularized
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    cls.name: cls for cls in (MajorityVote, SoftMajorityVote, CrowdLayer, TraceRegularized)
+}
+
+
+def create(name: str, **kwargs: Any) -> Objective:
+    """The objective registered as ``name`` (a key of ``OBJECTIVES``), made with ``kwargs``.
+
+    Raises:
+        ValueError: unknown name, or an option that this objective does not have.
+    """
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective {name!r} is unknown: use one of {', '.join(OBJECTIVES)}")
+    cls = OBJECTIVES[name]
+    options = [option for option in inspect.signature(cls).parameters]
+    for option in kwargs:
+        if option not in options:
+            raise ValueError(f"objective {name!r} has no option {option!r}: it takes {', '.join(options)}")
+    return cls(**kwargs)
+
+
+__all__ = [
+    "OBJECTIVES",
+    "CrowdLayer",
+    "MajorityVote",
+    "Objective",
+    "Predict",
+    "SoftMajorityVote",
+    "TraceRegularized",
+    "create",
+]

@@ -1,0 +1,89 @@
+"""CrowdLayer: Rodrigues & Pereira, Deep Learning from Crowds, AAAI 2018 (DL-CL)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from crowdnal.annotations import Annotations
+from crowdnal.confusion import FreeConfusion, VectorConfusion
+from crowdnal.functional import Reduction, crowd_cross_entropy
+from crowdnal.functional._common import reduction_weights
+from crowdnal.objectives.base import Objective
+
+Variant = Literal["MW", "VW", "VB", "VW+B"]
+
+
+class CrowdLayer(Objective):
+    """Cross-entropy of each label against softmax(h), h = the class probabilities p mapped by its annotator.
+
+    ======== ======================= ==============================
+    variant  h                       start
+    ======== ======================= ==============================
+    MW       ``p W_r``               identity (rectangular if K≠C)
+    VW       ``p * v_r``             ones
+    VB       ``p + b_r``             zeros
+    VW+B     ``p * v_r + b_r``       ones, zeros
+    ======== ======================= ==============================
+
+    Where the paper and its released code differ from this: they average over all B·R cells of the label
+    matrix, where a missing label counts as loss 0, so the loss is scaled by the density of the matrix. Here
+    ``reduction="mean"`` averages over the observed annotations. The published numbers used the former;
+    ``"sum"`` divided by B·R gives it. Under Adam the two differ little, under SGD by a factor in the learning
+    rate.
+    """
+
+    name: ClassVar[str] = "crowd-layer"
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None = None,
+        reduction: Reduction = "mean",
+        variant: Variant = "MW",
+    ) -> None:
+        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        if variant not in get_args(Variant):
+            raise ValueError(f"variant={variant!r} is unknown: use one of {', '.join(get_args(Variant))}")
+        self.variant: Variant = variant
+        self.annotators: FreeConfusion | VectorConfusion
+        if variant == "MW":
+            self.annotators = FreeConfusion(num_annotators, num_classes, self.num_labels)
+        else:
+            self._needs_square(f"CrowdLayer(variant={variant!r})")
+            self.annotators = VectorConfusion(
+                num_annotators, num_classes, scale=variant != "VB", bias=variant != "VW"
+            )
+
+    def confusion(self) -> Tensor:
+        """``[R, C, K]``: softmax of h for a classifier that is certain of class k."""
+        return self.annotators.probs()
+
+    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        return self._cross_entropy(logits, annotations, annotations.weight, self.reduction)
+
+    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        ones = logits.new_ones(annotations.num_annotations)
+        return -self._cross_entropy(logits, annotations, ones, "none")
+
+    def _cross_entropy(
+        self, logits: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction
+    ) -> Tensor:
+        p = logits.softmax(-1)
+        if isinstance(self.annotators, FreeConfusion):
+            confusion = self.annotators.weight.to(p.dtype)
+            return crowd_cross_entropy(p, confusion, annotations, weight=weight, reduction=reduction)
+        loss = F.cross_entropy(self.annotators.scores(p, annotations), annotations.label, reduction="none")
+        weight, mean = reduction_weights(annotations, weight, reduction, loss.dtype)
+        loss = loss if weight is None else loss * weight
+        if reduction == "none":
+            return loss
+        return loss.sum() / max(annotations.num_annotations, 1) if mean else loss.sum()
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        return f"{super().extra_repr()}, variant={self.variant!r}"

@@ -1,0 +1,165 @@
+"""Pre-logits features of a frozen backbone: computed once, on all cores, and kept in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from crowdnal.train.config import InputError
+from crowdnal.train.data import ImageDataset
+from crowdnal.train.files import atomic
+
+# On a CPU a small batch stays in the cache: 8 images took 0.7 of the time of 32, and 0.4 of that of 64.
+_CPU_BATCH = 8
+_GPU_BATCH = 128
+
+
+class FrozenHead(nn.Module):
+    """A timm model's own classifier behind dropout, on pre-logits features ``[B, D]``."""
+
+    def __init__(self, model: Any, drop_rate: float) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(drop_rate)
+        self.classifier: nn.Module = model.get_classifier()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits ``[B, C]``."""
+        features = self.drop(features)
+        if isinstance(self.classifier, nn.Conv2d):  # some timm models keep the classifier a 1x1 convolution
+            return self.classifier(features[:, :, None, None]).flatten(1)
+        return self.classifier(features)
+
+
+def frozen_head(model: Any, drop_rate: float, name: str, image_shape: Sequence[int]) -> FrozenHead:
+    """The trainable head of a frozen model, after checking that on features it gives the model's own logits.
+
+    Raises:
+        InputError: the model is not its pre-logits features followed by one classifier.
+    """
+    advice = f"--freeze-backbone: {name} is not one classifier on pre-logits features; train without it"
+    if not all(hasattr(model, part) for part in ("forward_features", "forward_head", "get_classifier")):
+        raise InputError(advice)
+    if not isinstance(model.get_classifier(), (nn.Linear, nn.Conv2d)):
+        raise InputError(advice)
+    head = FrozenHead(model, drop_rate).eval()
+    images = torch.randn(2, *image_shape, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        model.eval()
+        features, logits = pre_logits(model, images), model(images)
+        same = features.dim() == 2 and torch.allclose(head(features), logits, rtol=1e-4, atol=1e-5)
+    if not same:
+        raise InputError(advice)
+    return head
+
+
+def pre_logits(model: Any, images: Tensor) -> Tensor:
+    """``[B, D]``: what the classifier gets."""
+    return model.forward_head(model.forward_features(images), pre_logits=True)
+
+
+def cache_key(
+    files: Sequence[Path], model_name: str, digest: str, transform: Any, device: str, amp: bool
+) -> str:
+    """Key of the features of these files: changes when a file, the weights or the preprocessing does."""
+    stats = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    description = (stats, model_name, digest, repr(transform), torch.device(device).type, amp)
+    return hashlib.sha256(repr(description).encode()).hexdigest()[:32]
+
+
+def cached_features(
+    files: Sequence[Path],
+    folder: Path,
+    key: str,
+    compute: Callable[[], Tensor],
+) -> tuple[Tensor, bool]:
+    """Features ``[N, D]`` from ``folder``, or computed and put there; and whether they were there."""
+    path = folder / f"{key}.npy"
+    if path.is_file():
+        try:
+            features = torch.from_numpy(np.load(path))
+            if features.dim() == 2 and features.shape[0] == len(files):
+                return features, True
+        except (OSError, ValueError, EOFError):
+            pass  # damaged: compute again
+    features = compute()
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic(path) as temporary, open(temporary, "wb") as stream:
+        np.save(stream, features.numpy())
+    return features, False
+
+
+def extract(
+    model: nn.Module,
+    files: Sequence[Path],
+    transform: Callable[[Any], Tensor],
+    mode: str,
+    *,
+    device: str,
+    workers: int,
+    amp: bool,
+    advance: Callable[[int], None],
+) -> Tensor:
+    """Features ``[N, D]`` float32 of image files, in evaluation mode.
+
+    On a CPU each worker process reads its images and runs the model on them with one thread: all cores are used, and
+    the values do not depend on their number. On a GPU workers read and the device computes.
+
+    Args:
+        model: timm model.
+        files: images.
+        transform: evaluation transform.
+        mode: PIL mode of the images.
+        device: torch device.
+        workers: processes, 0 for none.
+        amp: bfloat16 autocast.
+        advance: called with the number of images done.
+    """
+    on_cpu = torch.device(device).type == "cpu"
+    dataset = ImageDataset(files, transform, mode)
+    size = _CPU_BATCH if on_cpu else _GPU_BATCH
+    model.eval()
+    model.to(device=device, memory_format=torch.channels_last)
+    blocks = []
+    if on_cpu:
+        batches = [range(i, min(i + size, len(files))) for i in range(0, len(files), size)]
+        source: Dataset[Tensor] = _FeatureDataset(model, dataset, batches, amp)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for block in DataLoader(source, batch_size=None, num_workers=min(workers, len(batches))):
+                blocks.append(block.clone())  # frees the shared memory of the worker at once
+                advance(len(block))
+        finally:
+            torch.set_num_threads(threads)
+    else:
+        loader = DataLoader(dataset, size, num_workers=workers, pin_memory=True)
+        with torch.inference_mode(), torch.autocast(torch.device(device).type, torch.bfloat16, enabled=amp):
+            for images, _ in loader:
+                images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+                blocks.append(pre_logits(model, images).float())
+                advance(len(images))
+    model.to(memory_format=torch.contiguous_format)
+    return torch.cat(blocks).cpu()
+
+
+class _FeatureDataset(Dataset[Tensor]):
+    """Batch ``b`` of images as features: the model runs where the images are read."""
+
+    def __init__(self, model: nn.Module, images: ImageDataset, batches: Sequence[range], amp: bool) -> None:
+        self.model, self.images, self.batches, self.amp = model, images, batches, amp
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, b: int) -> Tensor:
+        images = torch.stack([self.images[row][0] for row in self.batches[b]])
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.amp):
+            return pre_logits(self.model, images).float()

@@ -1,0 +1,173 @@
+"""What a run leaves behind: the model for timm, tables for people, numbers for programs."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crowdnal import metrics
+from crowdnal._extras import require
+from crowdnal.annotations import Annotations
+from crowdnal.objectives import Objective
+from crowdnal.train.data import TrainingData
+from crowdnal.train.files import atomic, write_text
+
+MODEL_FILES = ("model.safetensors", "config.json", "objective.safetensors")
+TABLE_FILES = ("annotators.csv", "labels.csv", "history.csv", "metrics.json", "report.html")
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What a trained model says about items and annotators, on the CPU.
+
+    Attributes:
+        probs: ``[N, C]`` of the classifier alone.
+        posterior: ``[N, C]`` given classifier and annotations.
+        confusion: ``[R, C, K]`` rows = true class.
+        reliability: ``[R]``.
+        spammer_score: ``[R]``.
+        num_labels: ``[R]`` labels each annotator gave.
+        from_model: whether the confusions are the objective's own, or counted against the classifier.
+        test_probs: ``[T, C]``.
+    """
+
+    probs: Tensor
+    posterior: Tensor
+    confusion: Tensor
+    reliability: Tensor
+    spammer_score: Tensor
+    num_labels: Tensor
+    from_model: bool
+    test_probs: Tensor
+
+
+def estimate(
+    objective: Objective, logits: Tensor, features: Tensor | None, annotations: Annotations, test_logits: Tensor
+) -> Estimates:
+    """Posterior and confusions of a trained objective, from the logits ``[N, C]`` of all images."""
+    probs = logits.double().softmax(-1)
+    posterior = objective.posterior(logits, annotations.to(logits.device), features)
+    if objective.models_annotators:
+        confusion = objective.confusion()
+    else:
+        confusion = metrics.empirical_confusion(probs.cpu(), annotations, smoothing=1.0)
+    confusion = confusion.detach().cpu().double()
+    return Estimates(
+        probs=probs.cpu(),
+        posterior=posterior.cpu(),
+        confusion=confusion,
+        reliability=confusion.diagonal(dim1=1, dim2=2).mean(-1),
+        spammer_score=metrics.spammer_score(confusion),
+        num_labels=torch.bincount(annotations.annotator, minlength=annotations.num_annotators),
+        from_model=objective.models_annotators,
+        test_probs=test_logits.double().softmax(-1).cpu(),
+    )
+
+
+def majority(annotations: Annotations) -> Tensor:
+    """``[N]`` class with most labels, the first of equals, -1 without labels."""
+    return torch.where(annotations.counts > 0, annotations.votes().argmax(1), -1)
+
+
+def measure(data: TrainingData, estimates: Estimates) -> dict[str, Any]:
+    """Accuracies against known truths, for ``metrics.json``."""
+    found: dict[str, Any] = {}
+    if len(data.test):
+        found["test_accuracy"] = accuracy(estimates.test_probs.argmax(1), data.test.truth)
+        found["test_calibration_error"] = float(
+            metrics.expected_calibration_error(estimates.test_probs, data.test.truth)
+        )
+    truth = torch.where(data.annotations.counts > 0, data.images.truth, -1)
+    if bool((truth >= 0).any()):
+        found["truth"] = {
+            "items": int((truth >= 0).sum()),
+            "label_accuracy": accuracy(estimates.posterior.argmax(1), truth),
+            "model_accuracy": accuracy(estimates.probs.argmax(1), truth),
+            "majority_vote_accuracy": accuracy(majority(data.annotations), truth),
+        }
+    given = estimates.num_labels > 0
+    found["mean_reliability"] = float(estimates.reliability[given].mean())
+    found["mean_spammer_score"] = float(estimates.spammer_score[given].mean())
+    found["confusion_source"] = "objective" if estimates.from_model else "counted against the classifier"
+    return found
+
+
+def accuracy(predicted: Tensor, truth: Tensor) -> float:
+    """Share of items with a known truth (0 or more) that are predicted right."""
+    known = truth >= 0
+    return float((predicted[known] == truth[known]).double().mean())
+
+
+def write_tables(out: Path, data: TrainingData, estimates: Estimates, history: Sequence[dict[str, Any]]) -> None:
+    """``annotators.csv``, ``labels.csv`` and ``history.csv``."""
+    vocabulary = data.annotations.vocabulary
+    assert vocabulary is not None
+    rows: list[list[Any]] = []
+    for r, annotator in enumerate(vocabulary.annotators):
+        count = int(estimates.num_labels[r])
+        values = [f"{float(t[r]):.6f}" for t in (estimates.reliability, estimates.spammer_score)]
+        rows.append([annotator, count, *(values if count else ["", ""])])  # nothing is known of who gave no label
+    _write_csv(out / "annotators.csv", ["annotator", "num_labels", "reliability", "spammer_score"], rows)
+
+    label, model = estimates.posterior.max(1), estimates.probs.max(1)
+    vote, counts = majority(data.annotations), data.annotations.counts
+    names = data.classes
+    _write_csv(
+        out / "labels.csv",
+        ["item", "label", "probability", "model_label", "model_probability", "num_labels", "majority_vote"],
+        (
+            [
+                item, names[int(label.indices[i])], f"{float(label.values[i]):.6f}",
+                names[int(model.indices[i])], f"{float(model.values[i]):.6f}",
+                int(counts[i]), names[int(vote[i])] if vote[i] >= 0 else "",
+            ]
+            for i, item in enumerate(data.images.ids)
+        ),
+    )  # fmt: skip
+    columns = list(history[0])
+    _write_csv(
+        out / "history.csv",
+        columns,
+        (["" if row[column] is None else row[column] for column in columns] for row in history),
+    )
+
+
+def save_model(
+    folder: Path, model: nn.Module, objective: Objective, classes: Sequence[str], input_size: Sequence[int]
+) -> None:
+    """Save through timm, so that ``timm.create_model("local-dir:FOLDER", pretrained=True)`` loads the model."""
+    save_for_hf = require("timm.models", extra="train").save_for_hf
+    safetensors = require("safetensors.torch", extra="train")
+    folder.mkdir(parents=True, exist_ok=True)
+    model = model.cpu().to(memory_format=torch.contiguous_format)
+    arguments: dict[str, Any] = {"model_config": {"label_names": list(classes)}, "safe_serialization": True}
+    if "data_config" in inspect.signature(save_for_hf).parameters:
+        arguments["data_config"] = {"input_size": tuple(input_size)}
+    temporary = folder / ".saving"
+    save_for_hf(model, temporary, **arguments)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in objective.state_dict().items()}
+    metadata = {"objective": objective.name, "classes": json.dumps(list(classes))}
+    safetensors.save_file(tensors, temporary / "objective.safetensors", metadata=metadata)
+    for name in MODEL_FILES:
+        (temporary / name).replace(folder / name)
+    temporary.rmdir()
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with atomic(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def write_report(out: Path, html: str) -> None:
+    """``report.html``."""
+    write_text(out / "report.html", html)

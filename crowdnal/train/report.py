@@ -1,0 +1,218 @@
+"""``report.html``: one self-contained file with the pictures, the numbers and the command of a run."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crowdnal._extras import require
+from crowdnal.train import figures
+from crowdnal.train.data import TrainingData
+from crowdnal.train.outputs import Estimates, majority
+
+_CONFUSIONS = 12
+_RANKED = 8
+_GALLERY = 12
+
+_CSS = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f5f7fa; color: #1f2933; font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
+h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 10px; }
+.sub { color: #52606d; margin: 0 0 20px; overflow-wrap: anywhere; }
+section { background: #fff; border: 1px solid #e4e7eb; border-radius: 10px; padding: 18px 20px; margin: 18px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
+.tile { background: #fff; border: 1px solid #e4e7eb; border-radius: 10px; padding: 12px 16px; }
+.tile b { display: block; font-size: 24px; line-height: 1.25; font-variant-numeric: tabular-nums; }
+.tile span { color: #52606d; font-size: 13px; }
+img.figure { max-width: 100%; height: auto; display: block; }
+.note { color: #52606d; font-size: 13.5px; margin: 6px 0 0; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 24px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th, td { padding: 5px 8px; border-bottom: 1px solid #e4e7eb; text-align: right; font-variant-numeric: tabular-nums; }
+th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
+th { color: #52606d; font-weight: 600; }
+.bar { background: #e4e7eb; border-radius: 3px; height: 8px; width: 90px; display: inline-block; vertical-align: middle; margin-left: 8px; }
+.bar i { background: #2563a8; border-radius: 3px; height: 8px; display: block; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 14px; }
+.gallery figure { margin: 0; font-size: 13px; } .gallery img { width: 100%; border-radius: 6px; display: block; }
+.gallery figcaption { margin-top: 4px; overflow-wrap: anywhere; } .gallery s { color: #829ab1; }
+code { display: block; background: #f0f4f8; border-radius: 6px; padding: 10px 12px; font-size: 13px; overflow-wrap: anywhere; white-space: pre-wrap; }
+"""
+
+
+def render(
+    found: dict[str, Any], data: TrainingData, estimates: Estimates, history: Sequence[dict[str, Any]]
+) -> str:
+    """The report of a run as HTML.
+
+    Args:
+        found: content of ``metrics.json``.
+        data: of the run.
+        estimates: of the trained model.
+        history: a row of numbers an epoch.
+    """
+    title = f"{found['model']} · {found['arguments']['objective']}"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="sub">{escape(str(data.images.files[0].parent))} · {found["epochs"]} epochs · '
+        f"{escape(found['weights'])} · crowdnal {escape(found['crowdnal'])}</p>",
+        _tiles(found),
+        _section("Learning curve", _image(figures.learning_curve(history, found["selected_epoch"]), "learning curve")),
+        _annotators(found, data, estimates),
+        _confusions(data, estimates),
+        _changed(data, estimates),
+        _section("Repeat", f"<code>{escape(found['command'])}</code>" + _numbers(found)),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>{_CSS}</style></head>'
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _section(title: str, body: str, note: str = "") -> str:
+    text = f'<p class="note">{note}</p>' if note else ""
+    return f"<section><h2>{escape(title)}</h2>{body}{text}</section>"
+
+
+def _image(png: bytes, what: str) -> str:
+    return f'<img class="figure" alt="{escape(what)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def _tiles(found: dict[str, Any]) -> str:
+    tiles = []
+    if "test_accuracy" in found:
+        tiles.append((f"{found['test_accuracy']:.3f}", f"accuracy on {found['num_test']:,} test images, last epoch"))
+    if found["selected_epoch"] is not None:
+        value = found["selected_test_accuracy"]
+        shown = f"{value:.3f}" if value is not None else str(found["selected_epoch"])
+        tiles.append((shown, f"epoch {found['selected_epoch']}, chosen by held-out labels"))
+    if "truth" in found:
+        truth = found["truth"]
+        tiles.append((f"{truth['label_accuracy']:.3f}", f"estimated labels right, of {truth['items']:,} known"))
+        tiles.append((f"{truth['majority_vote_accuracy']:.3f}", "majority vote right on the same"))
+    tiles += [
+        (f"{found['num_annotations']:,}", f"labels, {found['num_annotations'] / found['num_annotated']:.1f} an image"),
+        (f"{found['num_annotated']:,}", f"annotated of {found['num_images']:,} images"),
+        (f"{found['num_annotators']:,}", f"annotators, mean reliability {found['mean_reliability']:.2f}"),
+    ]
+    cells = "".join(f'<div class="tile"><b>{value}</b><span>{escape(text)}</span></div>' for value, text in tiles)
+    return f'<div class="tiles">{cells}</div>'
+
+
+def _annotators(found: dict[str, Any], data: TrainingData, estimates: Estimates) -> str:
+    given = (estimates.num_labels > 0).nonzero()[:, 0]
+    counts, values = estimates.num_labels[given], estimates.reliability[given]
+    picture = figures.reliability(counts, values, estimates.spammer_score[given])
+    note = (
+        "Reliability is the mean diagonal of an annotator's confusion matrix. "
+        + ("The matrices are the objective's own." if estimates.from_model else _EMPIRICAL)
+        + " Few labels give a rough estimate; annotators.csv has all annotators."
+    )
+    enough = given[counts >= min(10, int(counts.max()))]
+    ranked = enough[torch.argsort(estimates.reliability[enough], descending=True, stable=True)]
+    best, worst = ranked[:_RANKED], ranked[_RANKED:][-_RANKED:].flip(0)
+    tables = _ranking("Most reliable (10 labels or more)", best.tolist(), data, estimates)
+    if len(worst):
+        tables += _ranking("Least reliable (10 labels or more)", worst.tolist(), data, estimates)
+    body = _image(picture, "reliability against number of labels") + f'<div class="columns">{tables}</div>'
+    return _section("Annotators", body, note)
+
+
+_EMPIRICAL = (
+    "This objective does not model annotators: the matrices are counted from their labels against the "
+    "classifier's probabilities."
+)
+
+
+def _ranking(title: str, chosen: list[int], data: TrainingData, estimates: Estimates) -> str:
+    rows = []
+    for r in chosen:
+        value = float(estimates.reliability[r])
+        bar = f'<span class="bar"><i style="width:{100 * min(max(value, 0), 1):.0f}%"></i></span>'
+        rows.append(
+            f"<tr><td>{escape(_annotator(data, r))}</td><td>{int(estimates.num_labels[r])}</td>"
+            f"<td>{value:.2f}{bar}</td><td>{float(estimates.spammer_score[r]):.2f}</td></tr>"
+        )
+    return (
+        f"<table><caption class='note' style='text-align:left'>{escape(title)}</caption><tr><th>annotator</th>"
+        f"<th>labels</th><th>reliability</th><th>spammer score</th></tr>{''.join(rows)}</table>"
+    )
+
+
+def _annotator(data: TrainingData, r: int) -> str:
+    assert data.annotations.vocabulary is not None
+    return str(data.annotations.vocabulary.annotators[r])
+
+
+def _confusions(data: TrainingData, estimates: Estimates) -> str:
+    counts = estimates.num_labels.double()
+    mean = (estimates.confusion * counts[:, None, None]).sum(0) / counts.sum()
+    top = torch.argsort(estimates.num_labels, descending=True, stable=True)[:_CONFUSIONS]
+    top = top[estimates.num_labels[top] > 0]
+    titles = [
+        f"{figures.short(_annotator(data, r), 14)} · {int(counts[r])} labels · {float(estimates.reliability[r]):.2f}"
+        for r in top.tolist()
+    ]
+    body = (
+        _image(figures.confusion(mean, data.classes), "mean confusion matrix")
+        + '<p class="note">Mean over all labels. Rows are true classes and sum to 1.</p><br>'
+        + _image(figures.confusions(estimates.confusion[top], titles, data.classes), "confusion matrices")
+    )
+    return _section("Confusion", body, "The annotators with most labels: name, number of labels, reliability.")
+
+
+def _changed(data: TrainingData, estimates: Estimates) -> str:
+    vote, estimate = majority(data.annotations), estimates.posterior.argmax(1)
+    changed = ((vote >= 0) & (vote != estimate)).nonzero()[:, 0]
+    if not len(changed):
+        return ""
+    sure = changed[torch.argsort(estimates.posterior[changed].max(1).values, descending=True, stable=True)]
+    cells = []
+    for i in sure[:_GALLERY].tolist():
+        item = data.annotations[i]
+        given = ", ".join(data.classes[k] for k in item.label.tolist()[:6]) + (" ..." if len(item.label) > 6 else "")
+        truth = int(data.images.truth[i])
+        known = f"<br>truth: {escape(data.classes[truth])}" if truth >= 0 else ""
+        cells.append(
+            f'<figure><img alt="" src="{_thumbnail(data.images.files[i])}"><figcaption><s>{escape(data.classes[int(vote[i])])}'
+            f"</s> <b>{escape(data.classes[int(estimate[i])])}</b> {float(estimates.posterior[i].max()):.2f}<br>"
+            f"given: {escape(given)}{known}</figcaption></figure>"
+        )
+    note = (
+        f"{len(changed)} of {int((vote >= 0).sum())} annotated images get another label than the majority vote (ties "
+        f"counted as the first class); the {len(cells)} surest. labels.csv has all."
+    )
+    return _section("Where the estimate overrules the vote", f'<div class="gallery">{"".join(cells)}</div>', note)
+
+
+def _thumbnail(path: Path) -> str:
+    image_module = require("PIL.Image", extra="train")
+    with image_module.open(path) as opened:
+        image = opened.convert("RGB")
+    image.thumbnail((180, 180))
+    stream = io.BytesIO()
+    image.save(stream, format="JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def _numbers(found: dict[str, Any]) -> str:
+    arguments = found["arguments"]
+    shown = [(name, arguments[name]) for name in (
+        "epochs", "batch_size", "optimizer", "lr", "objective_lr", "weight_decay", "drop_rate", "schedule", "holdout", "seed",
+    )]  # fmt: skip
+    shown += [("device", found["device"]), ("seconds", ", ".join(f"{k} {v}" for k, v in found["seconds"].items()))]
+    if "test_calibration_error" in found:
+        shown.append(("test calibration error", f"{found['test_calibration_error']:.4f}"))
+    rows = "".join(
+        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(str(value))}</td></tr>" for name, value in shown
+    )
+    return f"<br><table>{rows}</table>"

@@ -1,0 +1,359 @@
+"""The public losses: derivatives of every order, reductions, dtypes, transforms, compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from problems import Problem, make_problem
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import gradcheck, gradgradcheck
+
+import crowdnal.functional as F
+from crowdnal import reference
+from crowdnal.functional.mixture_link import MixtureLink, MixtureLinkBackward
+from crowdnal.functional.softmax_link import SoftmaxLink, SoftmaxLinkBackward
+
+REDUCTIONS = ["mean", "sum", "none", "item_mean"]
+NORMALIZATIONS = ["none", "softmax", "softplus"]
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return make_problem(5, 4, 4, 3, 3, seed=5)
+
+
+@pytest.fixture
+def small() -> Problem:
+    """For the checks whose cost is that of full Jacobians of Jacobians."""
+    return make_problem(3, 2, 3, 2, 2, seed=6)
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_()
+
+
+def check_both_orders(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, check_batched_grad=True)
+
+
+def test_primitives_to_second_order(problem: Problem) -> None:
+    a, scores, confusion = problem.annotations, leaf(problem.scores), leaf(problem.confusion)
+    grad = leaf(problem.grad(3))
+    check_both_orders(lambda z, w: F.mix(z, w, a), (scores, confusion))
+    check_both_orders(lambda g, w: F.mix_items(g, w, a), (grad, confusion))
+    check_both_orders(lambda z, g: F.mix_annotators(z, g, a), (scores, grad))
+    check_both_orders(lambda g: F.segment_sum(g, a), (grad,))
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("with_shared", [True, False])
+@pytest.mark.parametrize("with_weight", [True, False])
+def test_softmax_link_to_second_order(small: Problem, mean: bool, with_shared: bool, with_weight: bool) -> None:
+    p = small
+    optional = [leaf(p.shared) if with_shared else None, leaf(p.weight) if with_weight else None]
+
+    def both(z: Tensor, w: Tensor, *rest: Tensor) -> Any:
+        given = iter(rest)
+        s, u = (next(given) if o is not None else None for o in optional)
+        return SoftmaxLink.run(z, w, s, u, *p.index, p.annotations.label, mean)[:2]
+
+    check_both_orders(both, (leaf(p.scores), leaf(p.confusion), *(o for o in optional if o is not None)))
+
+
+@pytest.mark.parametrize("kind", [reference.NONE, reference.SOFTMAX, reference.SOFTPLUS])
+@pytest.mark.parametrize("mean", [True, False])
+def test_mixture_link_to_second_order(small: Problem, kind: int, mean: bool) -> None:
+    p = small
+
+    def both(z: Tensor, w: Tensor, u: Tensor | None) -> Any:
+        return MixtureLink.run(z.log_softmax(1), w, u, *p.index, p.annotations.label, kind, mean)[:2]
+
+    check_both_orders(both, (leaf(p.scores), leaf(p.stored), leaf(p.weight)))
+    assert gradcheck(lambda z, w: both(z, w, None), (leaf(p.scores), leaf(p.stored)))
+
+
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, True), (True, True, False)])
+def test_backward_functions_respect_what_is_needed(small: Problem, needs: tuple[bool, ...]) -> None:
+    p, label = small, small.annotations.label
+    total, nll = torch.tensor(0.4, dtype=torch.double, requires_grad=True), leaf(p.grad(1).squeeze(1))
+
+    def softmax(g: Tensor, n: Tensor, z: Tensor, w: Tensor, s: Tensor, u: Tensor) -> Any:
+        probs = reference.softmax_link(z, w, s, None, *p.index, label, False)[2].detach()
+        out = SoftmaxLinkBackward.run(g, n, z, w, s, u, *p.index, label, probs, True, *needs)
+        return tuple(o for o, need in zip(out, needs, strict=True) if need)
+
+    tensors = (total, nll, leaf(p.scores), leaf(p.confusion), leaf(p.shared), leaf(p.weight))
+    assert gradcheck(softmax, tensors, check_forward_ad=True)
+
+    def mixture(g: Tensor, n: Tensor, z: Tensor, w: Tensor, u: Tensor) -> Any:
+        posterior = reference.mixture_link(z, w, None, *p.index, label, reference.SOFTPLUS, False)[2].detach()
+        out = MixtureLinkBackward.run(g, n, z, w, u, *p.index, label, posterior, reference.SOFTPLUS, False, *needs[:2])
+        return tuple(o for o, need in zip(out, needs, strict=False) if need)
+
+    assert gradcheck(mixture, (total, nll, leaf(p.scores), leaf(p.stored), leaf(p.weight)), check_forward_ad=True)
+
+
+def losses(p: Problem, reduction: str, weight: Tensor | None = None, cast: Any = None) -> list[Callable[..., Tensor]]:
+    a = p.annotations
+
+    def softmax(z: Tensor, w: Tensor) -> Tensor:
+        return F.crowd_cross_entropy(z, w, a, weight=weight, reduction=reduction)  # type: ignore[arg-type]
+
+    def mixture(z: Tensor, w: Tensor) -> Tensor:
+        return F.crowd_mixture_nll(
+            z.log_softmax(1, dtype=torch.promote_types(z.dtype, torch.float32)),
+            w.transpose(1, 2),
+            a,
+            normalization="softplus",
+            weight=weight,
+            reduction=reduction,  # type: ignore[arg-type]
+        )
+
+    return [softmax, mixture]
+
+
+def test_values_are_those_of_the_definition(problem: Problem) -> None:
+    p, a = problem, problem.annotations
+    for i in range(a.num_items):
+        for n in range(int(a.indptr[i]), int(a.indptr[i + 1])):
+            r, y = int(a.annotator[n]), int(a.label[n])
+            h = p.scores[i] @ p.confusion[r] + p.shared[i]
+            loss = F.crowd_cross_entropy(p.scores, p.confusion, a, shared=p.shared, reduction="none")
+            torch.testing.assert_close(loss[n], -torch.log(h.exp()[y] / h.exp().sum()))
+            softplus = torch.nn.functional.softplus(p.confusion[r])
+            matrix = softplus / softplus.sum(1, keepdim=True)
+            loss = F.crowd_mixture_nll(p.scores.log_softmax(1), p.stored, a, normalization="softplus", reduction="none")
+            torch.testing.assert_close(loss[n], -torch.log(p.scores[i].softmax(0) @ matrix[:, y]))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_reductions(problem: Problem, weighted: bool) -> None:
+    p, a = problem, problem.annotations
+    weight = p.weight if weighted else torch.ones_like(p.weight)
+    for each, total, mean, item in zip(
+        *(losses(p, r, p.weight if weighted else None) for r in ("none", "sum", "mean", "item_mean")),
+        strict=True,
+    ):
+        nll = each(p.scores, p.confusion)
+        assert nll.shape == (a.num_annotations,)
+        torch.testing.assert_close(total(p.scores, p.confusion), nll.sum())
+        torch.testing.assert_close(mean(p.scores, p.confusion), nll.sum() / weight.sum())
+        items = [slice(int(a.indptr[i]), int(a.indptr[i + 1])) for i in range(a.num_items)]
+        means = [nll[s].sum() / weight[s].sum() for s in items if s.stop > s.start]
+        torch.testing.assert_close(item(p.scores, p.confusion), torch.stack(means).mean())
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_weight_gradient(problem: Problem, reduction: str) -> None:
+    p = problem
+    for i in range(2):
+        assert gradcheck(lambda w, i=i: losses(p, reduction, w)[i](p.scores, p.confusion), (leaf(p.weight + 0.1),))
+
+
+def test_annotations_own_weight_is_the_default(problem: Problem) -> None:
+    p = problem
+    expected = [loss(p.scores, p.confusion) for loss in losses(p, "mean", p.weight)]
+    p.annotations.weight = p.weight
+    for loss, wanted in zip(losses(p, "mean"), expected, strict=True):
+        assert torch.equal(loss(p.scores, p.confusion), wanted)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("num_items", [0, 3])
+def test_no_annotations_is_zero_loss_and_zero_gradient(reduction: str, num_items: int) -> None:
+    p = make_problem(num_items, 2, 3, 3, 0, seed=0)
+    for loss in losses(p, reduction) + losses(p, reduction, p.weight):
+        scores, confusion = leaf(p.scores), leaf(p.confusion)
+        value = loss(scores, confusion).sum()
+        value.backward()
+        assert value.item() == 0
+        assert scores.grad is not None and confusion.grad is not None
+        assert scores.grad.eq(0).all() and confusion.grad.eq(0).all()
+
+
+def test_zero_weights_are_zero_loss(problem: Problem) -> None:
+    for reduction in REDUCTIONS:
+        for loss in losses(problem, reduction, torch.zeros_like(problem.weight)):
+            scores = leaf(problem.scores)
+            value = loss(scores, problem.confusion).sum()
+            value.backward()
+            assert value.item() == 0 and scores.grad is not None and scores.grad.eq(0).all()
+
+
+def test_upstream_gradients(problem: Problem) -> None:
+    p = problem
+    for loss in losses(p, "none"):
+        n = p.annotations.num_annotations
+        upstream = p.grad(1).squeeze(1)
+        for given in (upstream, torch.ones(1, dtype=torch.double).expand(n), p.grad(2)[:, 0]):
+            scores, confusion = leaf(p.scores), leaf(p.confusion)
+            ours = torch.autograd.grad(loss(scores, confusion), (scores, confusion), given)
+            summed = torch.autograd.grad((loss(scores, confusion) * given).sum(), (scores, confusion))
+            for a, b in zip(ours, summed, strict=True):
+                torch.testing.assert_close(a, b)
+    for loss in losses(p, "mean"):
+        scores = leaf(p.scores)
+        value = loss(scores, p.confusion)
+        (once,) = torch.autograd.grad(value, scores, retain_graph=True)
+        (again,) = torch.autograd.grad(3 * value, scores)
+        torch.testing.assert_close(again, 3 * once)
+
+
+@pytest.mark.parametrize("which", ["scores", "confusion"])
+def test_inputs_that_need_no_gradient(problem: Problem, which: str) -> None:
+    for loss in losses(problem, "mean"):
+        scores, confusion = leaf(problem.scores), leaf(problem.confusion)
+        both = torch.autograd.grad(loss(scores, confusion), (scores, confusion))
+        pair = {"scores": scores.detach(), "confusion": confusion.detach()}
+        pair[which].requires_grad_()
+        (alone,) = torch.autograd.grad(loss(**{"z": pair["scores"], "w": pair["confusion"]}), pair[which])
+        assert torch.equal(alone, both[0 if which == "scores" else 1])
+        before = pair["scores"].detach().clone()
+        loss(pair["scores"], pair["confusion"])
+        assert torch.equal(before, pair["scores"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_low_precision_inputs_are_computed_in_float32(problem: Problem, dtype: torch.dtype) -> None:
+    for loss in losses(problem, "mean"):
+        scores, confusion = leaf(problem.scores.to(dtype)), leaf(problem.confusion.to(dtype))
+        value = loss(scores, confusion.float())
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value.double(), loss(scores.double(), confusion.double()), rtol=1e-5, atol=1e-5)
+        (grad,) = torch.autograd.grad(value, scores)
+        assert grad.dtype == dtype and grad.isfinite().all()
+
+
+def test_autocast_computes_the_loss_in_float32(problem: Problem) -> None:
+    p = problem
+    scores, confusion = p.scores.float(), p.confusion.float()
+    for loss in losses(p, "mean"):
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = loss(scores, confusion)
+        torch.testing.assert_close(inside, loss(scores, confusion), rtol=1e-6, atol=1e-6)
+        assert inside.dtype == torch.float32
+        with torch.autocast("cpu", torch.bfloat16):
+            raw = torch.ops.crowdnal.mix(scores.bfloat16(), confusion, *p.index)
+        assert raw.dtype == torch.float32
+
+
+def test_confident_scores_stay_finite() -> None:
+    p = make_problem(6, 3, 4, 4, 4, seed=1, scale=1000.0)
+    for dtype in (torch.bfloat16, torch.float32):
+        for loss in losses(p, "none"):
+            scores, confusion = leaf(p.scores.to(dtype)), leaf(p.confusion.to(dtype))
+            value = loss(scores, confusion)
+            value.sum().backward()
+            assert value.isfinite().all()
+            assert scores.grad is not None and scores.grad.isfinite().all()
+            assert confusion.grad is not None and confusion.grad.isfinite().all()
+
+
+def test_errors_name_the_argument(problem: Problem) -> None:
+    p, a = problem, problem.annotations
+    with pytest.raises(ValueError, match="num_annotators=4"):
+        F.crowd_cross_entropy(p.scores, p.confusion[:3], a)
+    with pytest.raises(ValueError, match="observed labels.*num_classes=3"):
+        F.crowd_mixture_nll(p.scores, p.confusion, a)
+    with pytest.raises(ValueError, match="scores has shape"):
+        F.mix(p.scores[:, :2], p.confusion, a)
+    with pytest.raises(ValueError, match="shared has shape"):
+        F.crowd_cross_entropy(p.scores, p.confusion, a, shared=p.scores)
+    with pytest.raises(ValueError, match="weight has shape"):
+        F.crowd_cross_entropy(p.scores, p.confusion, a, weight=p.weight[:-1])
+    with pytest.raises(ValueError, match="reduction='max'"):
+        F.crowd_cross_entropy(p.scores, p.confusion, a, reduction="max")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="normalization='sigmoid'"):
+        F.crowd_mixture_nll(p.scores, p.stored, a, normalization="sigmoid")  # type: ignore[arg-type]
+
+
+# torch.func
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_functorch_transforms_agree_with_autograd(problem: Problem, which: int) -> None:
+    loss = losses(problem, "mean")[which]
+    scores, confusion = problem.scores, problem.confusion
+    wanted = torch.autograd.functional.hessian(lambda z: loss(z, confusion), scores)
+    torch.testing.assert_close(torch.func.hessian(loss)(scores, confusion), wanted)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(loss))(scores, confusion), wanted)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.grad(loss))(scores, confusion), wanted)
+    wanted = torch.autograd.functional.hessian(lambda w: loss(scores, w), confusion)
+    torch.testing.assert_close(torch.func.hessian(loss, argnums=1)(scores, confusion), wanted)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 2), (1, 0)])
+def test_vmap_equals_a_loop(problem: Problem, which: int, in_dims: tuple[int | None, int | None]) -> None:
+    loss = losses(problem, "none")[which]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [
+        base
+        if dim is None
+        else torch.stack([base + torch.randn(base.shape, generator=generator) for _ in range(3)], dim)
+        for base, dim in zip((problem.scores, problem.confusion), in_dims, strict=True)
+    ]
+
+    def each(function: Callable[..., Any]) -> list[Any]:
+        return [
+            function(*(t if d is None else t.select(d, v) for t, d in zip(inputs, in_dims, strict=True)))
+            for v in range(3)
+        ]
+
+    torch.testing.assert_close(torch.vmap(loss, in_dims)(*inputs), torch.stack(each(loss)))
+    grad = torch.func.grad(lambda z, w: loss(z, w).square().sum(), argnums=(0, 1))
+    for ours, *wanted in zip(torch.vmap(grad, in_dims)(*inputs), *each(grad), strict=True):
+        torch.testing.assert_close(ours, torch.stack(wanted))
+
+
+def test_raw_ops_are_never_silent_in_forward_mode(problem: Problem) -> None:
+    p = problem
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(p.scores, torch.ones_like(p.scores))
+        out = torch.autograd.forward_ad.unpack_dual(torch.ops.crowdnal.mix(dual, p.confusion, *p.index))
+    torch.testing.assert_close(out.tangent, F.mix(torch.ones_like(p.scores), p.confusion, p.annotations))
+
+
+# torch.compile
+
+
+def compiled_step(reduction: str) -> Callable[..., Tensor]:
+    def step(features: Tensor, linear: Tensor, confusion: Tensor, stored: Tensor, annotations: Any) -> Tensor:
+        logits = features @ linear
+        first = F.crowd_cross_entropy(logits.softmax(1), confusion, annotations, reduction=reduction)  # type: ignore[arg-type]
+        second = F.crowd_mixture_nll(
+            logits.log_softmax(1),
+            stored,
+            annotations,
+            normalization="softplus",
+            reduction=reduction,  # type: ignore[arg-type]
+        )
+        return (first + second).square().sum()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("reduction", "backend"), [("mean", "inductor"), ("none", "aot_eager"), ("item_mean", "aot_eager")]
+)
+def test_compiled_training_step_equals_eager_without_recompiles(reduction: str, backend: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    step = compiled_step(reduction)
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    for seed, per_item in enumerate([3, 5, 2, 4, 6]):  # ragged: another number of annotations each time
+        p = make_problem(16, 7, 4, 3, per_item, seed=seed)
+        features = torch.randn(16, 5, dtype=torch.double)
+        parameters = [
+            torch.randn(5, 4, dtype=torch.double, requires_grad=True), leaf(p.confusion), leaf(p.stored)
+        ]  # fmt: skip
+        values = [function(features, *parameters, p.annotations) for function in (compiled, step)]
+        torch.testing.assert_close(*values)
+        for ours, wanted in zip(*(torch.autograd.grad(v, parameters) for v in values), strict=True):
+            torch.testing.assert_close(ours, wanted)
+    assert counter.frame_count == 1

@@ -1,0 +1,222 @@
+"""The ops against the plain PyTorch reference: values, first gradients, layouts, determinism, raw arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import Problem, make_problem, problems
+from torch import Tensor
+
+import crowdnal
+from crowdnal import reference
+
+ops = torch.ops.crowdnal
+NORMALIZATIONS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
+fast = settings(max_examples=15, deadline=None)
+
+
+def log_probs(problem: Problem) -> Tensor:
+    return problem.scores.log_softmax(1)
+
+
+def arguments(problem: Problem, name: str, kind: int = reference.SOFTMAX) -> list[tuple[Any, ...]]:
+    """Argument lists that together reach every branch of an op."""
+    p, index, label = problem, problem.index, problem.annotations.label
+    grad, nll_grad = p.grad(p.confusion.shape[2]), p.grad(1).squeeze(1)
+    total = torch.tensor(0.7, dtype=torch.double)
+    if name == "mix":
+        return [(p.scores, p.confusion, *index)]
+    if name == "mix_items":
+        return [(grad, p.confusion, *index)]
+    if name == "mix_annotators":
+        return [(p.scores, grad, *index, p.annotations.num_annotators)]
+    options = [
+        (None, None, True),
+        (p.shared, p.weight, False),
+        (None, p.weight, True),
+        (p.shared, None, False),
+    ]
+    if name == "softmax_link":
+        return [(p.scores, p.confusion, s, w, *index, label, mean) for s, w, mean in options]
+    if name == "softmax_link_backward":
+        probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, *index, label, True)[2]
+        rest = (p.scores, p.confusion, p.shared)
+        return [
+            (total, None, *rest, None, *index, label, probs, True, True, True, True),
+            (None, nll_grad, *rest, p.weight, *index, label, probs, False, True, False, True),
+            (total, nll_grad, *rest, p.weight, *index, label, probs, True, False, True, False),
+        ]
+    stored = p.stored.log_softmax(1) if kind == reference.NONE else p.stored
+    if name == "mixture_link":
+        return [(log_probs(p), stored, w, *index, label, kind, mean) for _, w, mean in options]
+    posterior = reference.mixture_link(log_probs(p), stored, None, *index, label, kind, True)[2]
+    rest = (log_probs(p), stored)
+    return [
+        (total, None, *rest, None, *index, label, posterior, kind, True, True, True),
+        (None, nll_grad, *rest, p.weight, *index, label, posterior, kind, False, False, True),
+        (total, nll_grad, *rest, p.weight, *index, label, posterior, kind, True, True, False),
+    ]
+
+
+def as_tuple(out: Any) -> tuple[Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)
+
+
+ALL = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward"]
+MIXTURE = ["mixture_link", "mixture_link_backward"]
+
+
+@pytest.mark.parametrize("name", ALL + MIXTURE)
+@fast
+@given(problem=problems(), kind=st.sampled_from(NORMALIZATIONS))
+def test_op_equals_reference(name: str, problem: Problem, kind: int) -> None:
+    for args in arguments(problem, name, kind):
+        for ours, wanted in zip(
+            as_tuple(getattr(ops, name)(*args)), as_tuple(getattr(reference, name)(*args)), strict=True
+        ):
+            torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
+
+
+def to_float(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a.float() if isinstance(a, Tensor) and a.dtype == torch.double else a for a in args)
+
+
+@pytest.mark.parametrize("name", ALL + MIXTURE)
+@fast
+@given(problem=problems(), kind=st.sampled_from(NORMALIZATIONS))
+def test_float32_error_is_at_most_that_of_eager(name: str, problem: Problem, kind: int) -> None:
+    for args in arguments(problem, name, kind):
+        truth = as_tuple(getattr(reference, name)(*args))
+        single = to_float(args)
+        ours, eager = as_tuple(getattr(ops, name)(*single)), as_tuple(getattr(reference, name)(*single))
+        for o, e, t in zip(ours, eager, truth, strict=True):
+            assert o.dtype == torch.float32
+            if t.numel() == 0:
+                continue
+            allowed = (e.double() - t).abs().max() + 2e-6 * (1 + t.abs().max())
+            assert (o.double() - t).abs().max() <= 2 * allowed
+
+
+@pytest.mark.parametrize("name", ["softmax_link", "mixture_link"])
+@fast
+@given(problem=problems(max_matrices=60_000), kind=st.sampled_from(NORMALIZATIONS))
+def test_first_gradients_equal_autograd_of_the_reference(name: str, problem: Problem, kind: int) -> None:
+    for args in arguments(problem, name, kind):
+        results = []
+        for op in (getattr(ops, name), getattr(reference, name)):
+            leaves = [
+                a.clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
+            ]
+            inputs = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
+            loss, nll, _ = op(*leaves)
+            results.append(torch.autograd.grad(1.3 * loss + (nll * nll).sum(), inputs, allow_unused=True))
+        for ours, wanted in zip(*results, strict=True):
+            wanted = torch.zeros_like(ours) if wanted is None else wanted
+            torch.testing.assert_close(ours, wanted, rtol=1e-8, atol=1e-8)
+
+
+def non_contiguous(tensor: Any) -> Any:
+    if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+        return tensor
+    out = torch.empty(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)[..., ::2]
+    return out.copy_(tensor)
+
+
+@pytest.mark.parametrize("name", ALL + MIXTURE)
+@fast
+@given(problem=problems(max_matrices=40_000))
+def test_layout_does_not_matter(name: str, problem: Problem) -> None:
+    for args in arguments(problem, name):
+        strided = tuple(non_contiguous(a) for a in args)
+        for ours, wanted in zip(
+            as_tuple(getattr(ops, name)(*strided)), as_tuple(getattr(ops, name)(*args)), strict=True
+        ):
+            assert torch.equal(ours, wanted)
+
+
+@pytest.mark.parametrize("name", ALL + MIXTURE)
+@pytest.mark.parametrize("sizes", [(64, 9, 8, 8, 6), (3, 1, 5, 7, 4000), (200, 40, 33, 30, 5), (0, 3, 2, 2, 1)])
+def test_bitwise_equal_over_runs_and_threads(name: str, sizes: tuple[int, ...]) -> None:
+    problem = make_problem(*sizes, seed=3)
+    threads = torch.get_num_threads()
+    for args in arguments(problem, name):
+        for dtyped in (args, to_float(args)):
+            outs = []
+            try:
+                for count in (1, 2, 2):
+                    torch.set_num_threads(count)
+                    outs.append(as_tuple(getattr(ops, name)(*dtyped)))
+            finally:
+                torch.set_num_threads(threads)
+            for other in outs[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
+
+
+def test_long_segments_lose_no_accuracy() -> None:
+    """One annotator, 200,000 annotations in float32: blocks keep the error of a sum near one rounding."""
+    nnz = 200_000
+    index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
+    grad = torch.rand(nnz, 3)
+    out = ops.mix_annotators(torch.ones(nnz, 1), grad, *index, 1)
+    torch.testing.assert_close(out[0, 0].double(), grad.double().sum(0), rtol=3e-6, atol=0)
+
+
+def test_nothing_of_size_annotations_times_matrix_is_allocated() -> None:
+    problem = make_problem(2000, 2, 64, 64, 5, seed=0)  # about 5,000 annotations: 82 MB if matrices were gathered
+    args = to_float(arguments(problem, "softmax_link")[0])
+    leaves = [a.requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    with torch.profiler.profile(profile_memory=True) as profile:
+        ops.softmax_link(*leaves)[0].backward()
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
+    assert 0 < allocated < 12 * problem.annotations.num_annotations * 64 * 4
+
+
+@pytest.mark.parametrize("name", ALL + MIXTURE)
+def test_opcheck(name: str) -> None:
+    for kind in NORMALIZATIONS if name in MIXTURE else (reference.SOFTMAX,):
+        for args in arguments(make_problem(5, 4, 3, 3, 3, seed=1), name, kind):
+            leaves = tuple(
+                a.clone().requires_grad_()
+                if isinstance(a, Tensor) and a.is_floating_point() and i not in (11, 12)
+                else a
+                for i, a in enumerate(args)
+            )
+            result = torch.library.opcheck(getattr(ops, name).default, leaves)
+            assert set(result.values()) == {"SUCCESS"}
+
+
+@pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="the reference leaves these checks to torch indexing")
+@pytest.mark.parametrize(
+    ("position", "change", "message"),
+    [
+        (2, lambda t: t + 1, "indptr"),
+        (3, lambda t: t.flip(0), "item"),
+        (4, lambda t: t - 1, "annotator"),
+        (4, lambda t: t + 10, "annotator"),
+        (4, lambda t: t.int(), "annotator must be int64"),
+        (5, lambda t: t.flip(0), "order"),
+        (5, lambda t: t * 0, "order"),
+        (0, lambda t: t[:-1], "scores"),
+        (1, lambda t: t[:-1], "grad"),
+        (1, lambda t: t.float(), "dtype"),
+    ],
+)
+def test_native_ops_refuse_what_would_read_out_of_bounds(position: int, change: Any, message: str) -> None:
+    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix_annotators")[0])
+    args[position] = change(args[position])
+    with pytest.raises(RuntimeError, match=message):
+        ops.mix_annotators(*args)
+
+
+@pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="the reference leaves these checks to torch indexing")
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_native_ops_refuse_labels_out_of_range(bad: int) -> None:
+    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "softmax_link")[0])
+    args[8] = args[8].clone()
+    args[8][2] = bad
+    with pytest.raises(RuntimeError, match=rf"label\[2\] = {bad}"):
+        ops.softmax_link(*args)
