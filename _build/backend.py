@@ -2,8 +2,8 @@
 
 Under build isolation pip hides the packages of the environment, so a build requirement on torch would
 download another copy of it. This backend looks for torch where the running interpreter keeps its packages
-and builds against that one; only where there is none does it ask for torch. A native library that cannot
-be built leaves a package that runs on the reference implementation.
+and builds against that one; only where there is none, or one too old, does it ask for torch. A native
+library that cannot be built leaves a package that runs on the reference implementation.
 
 CROWDNAL_NO_NATIVE=1 skips the native library; CROWDNAL_REQUIRE_NATIVE=1 makes its failure an error.
 """
@@ -72,10 +72,12 @@ def is_skipped() -> bool:
 
 def requirements() -> list[str]:
     """What pip must bring for the native library; nothing where it will not be built."""
-    torch = find_torch(site_folders())
-    if is_skipped() or (torch is not None and not is_supported(torch.version)):
+    if is_skipped():
         return []
-    return BUILD_REQUIREMENTS if torch else [*BUILD_REQUIREMENTS, "torch>={}.{}".format(*MIN_TORCH)]
+    torch = find_torch(site_folders())
+    if torch is not None and is_supported(torch.version):
+        return BUILD_REQUIREMENTS
+    return [*BUILD_REQUIREMENTS, "torch>={}.{}".format(*MIN_TORCH)]  # as pip will do for the installed package
 
 
 def expose_torch() -> None:

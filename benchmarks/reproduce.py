@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import crowdnal
 import pandas
 import torch
 from torch import Tensor, nn
+
+import crowdnal
 
 # Chu et al. 2021, Table 1, Music; epochs were chosen on labelled data there, here the last epoch counts.
 MUSIC_PAPER = {"majority-vote": 0.7253, "crowd-layer": 0.8146, "trace": 0.7912}

@@ -86,8 +86,7 @@ def select(a: Annotations, mask: Any) -> Annotations:
     mask = torch.as_tensor(mask, device=a.device)
     if mask.dtype != torch.bool or mask.shape != a.annotator.shape:
         raise ValueError(
-            f"mask must be boolean [{a.num_annotations}], one value an annotation; "
-            f"got {mask.dtype} {list(mask.shape)}"
+            f"mask must be boolean [{a.num_annotations}], one value an annotation; got {mask.dtype} {list(mask.shape)}"
         )
     indptr = torch.cat([a.indptr.new_zeros(1), mask.cumsum(0)])[a.indptr]
     weight = None if a.weight is None else a.weight[mask]

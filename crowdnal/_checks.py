@@ -40,17 +40,14 @@ def check_fields(
             f"indptr decreases at item {i}: {int(indptr[i])} to {int(indptr[i + 1])}; give cumulative counts"
         )
     if int(indptr[-1]) != nnz:
-        raise ValueError(
-            f"indptr ends at {int(indptr[-1])} and there are {nnz} annotations; end it with their number"
-        )
+        raise ValueError(f"indptr ends at {int(indptr[-1])} and there are {nnz} annotations; end it with their number")
     _check_range("annotator", annotator, num_annotators, indptr, label)
     _check_range("label", label, num_classes, indptr, annotator)
     if weight is not None:
         weight = torch.as_tensor(weight)
         if weight.shape != (nnz,) or weight.is_complex():
             raise ValueError(
-                f"weight must be real, [{nnz}], one value an annotation; "
-                f"got {weight.dtype} {list(weight.shape)}"
+                f"weight must be real, [{nnz}], one value an annotation; got {weight.dtype} {list(weight.shape)}"
             )
         weight = weight if weight.is_floating_point() else weight.float()
         bad = ~(torch.isfinite(weight) & (weight >= 0))
@@ -80,9 +77,7 @@ def check_fields(
     return indptr, annotator, label, weight, item_id
 
 
-def _check_vocabulary(
-    vocabulary: Any, num_annotators: int, num_classes: int, rows: int, all_items: bool
-) -> None:
+def _check_vocabulary(vocabulary: Any, num_annotators: int, num_classes: int, rows: int, all_items: bool) -> None:
     wanted = [("annotators", num_annotators), ("classes", num_classes)]
     if all_items:
         wanted.append(("items", rows))
@@ -108,8 +103,7 @@ def _check_range(name: str, values: Tensor, size: int, indptr: Tensor, other: Te
         hint = f"raise num_{'classes' if name == 'label' else 'annotators'} or renumber from 0"
     beside = f"annotator {int(other[n])}" if name == "label" else f"label {int(other[n])}"
     raise ValueError(
-        f"{name} of annotation {n} (item {_row(indptr, n)}, {beside}) is {int(values[n])}, outside "
-        f"[0, {size}); {hint}"
+        f"{name} of annotation {n} (item {_row(indptr, n)}, {beside}) is {int(values[n])}, outside [0, {size}); {hint}"
     )
 
 
@@ -130,12 +124,8 @@ def integers(values: Any, name: str) -> Tensor:
                 ((i, v) for i, v in enumerate(array.ravel().tolist()) if not isinstance(v, (int, float))),
                 (0, array.ravel()[0]),
             )
-            raise ValueError(
-                f"{name}[{i}] is {first!r}; integers are needed here, and from_long reads any kind of id"
-            )
-        values = torch.from_numpy(
-            np.require(array if array.size else array.astype(np.int64), requirements=["C", "W"])
-        )
+            raise ValueError(f"{name}[{i}] is {first!r}; integers are needed here, and from_long reads any kind of id")
+        values = torch.from_numpy(np.require(array if array.size else array.astype(np.int64), requirements=["C", "W"]))
     if values.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {list(values.shape)}; flatten it")
     if values.is_complex():
@@ -144,9 +134,7 @@ def integers(values: Any, name: str) -> Tensor:
         bad = ~(values == values.round()) | ~torch.isfinite(values)
         if bool(bad.any()):
             i = _first(bad)
-            raise ValueError(
-                f"{name}[{i}] is {float(values[i])}, no integer; leave out missing values, round others"
-            )
+            raise ValueError(f"{name}[{i}] is {float(values[i])}, no integer; leave out missing values, round others")
     return values.to(torch.int64)
 
 

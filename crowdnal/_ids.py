@@ -116,9 +116,7 @@ def narrow(values: Sequence[Any]) -> Array:
     return column.astype(np.float64)
 
 
-def encode(
-    column: Column, wanted: Ids, name: str, *, sort: bool, where: Where
-) -> tuple[Array, tuple[Hashable, ...]]:
+def encode(column: Column, wanted: Ids, name: str, *, sort: bool, where: Where) -> tuple[Array, tuple[Hashable, ...]]:
     """Number each value by its place in ``wanted``, or among those found; also returns all ids.
 
     Missing values stay -1.

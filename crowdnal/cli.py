@@ -178,6 +178,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="folder for everything that is written")
     add("--resume", action="store_true", help="go on with the run in OUT; it ends as if it had not been interrupted")
     add("--workers", type=int, metavar="N", help="processes that read images (default: one a core, 8 at most)")
+    add("--threads", type=int, metavar="N", help="of each operation on the CPU (default: torch's own choice)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
     add("--amp", action="store_true", help="bfloat16 autocast")
     add("--quiet", action="store_true", help="print nothing but errors")

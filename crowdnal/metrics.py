@@ -114,8 +114,7 @@ def empirical_confusion(posterior: Any, annotations: Annotations, *, smoothing: 
     posterior = torch.as_tensor(posterior, device=annotations.device).detach()
     if posterior.ndim not in (1, 2) or posterior.shape[0] != annotations.num_items:
         raise ValueError(
-            f"posterior must be [N, C] or [N] for N = {annotations.num_items} items, "
-            f"got {list(posterior.shape)}"
+            f"posterior must be [N, C] or [N] for N = {annotations.num_items} items, got {list(posterior.shape)}"
         )
     if not 0 <= smoothing < float("inf"):
         raise ValueError(f"smoothing must be finite and not negative, got {smoothing}")
@@ -148,9 +147,7 @@ def confusion_error(confusion: Tensor, estimate: Tensor) -> float:
     """
     _check_confusion(confusion)
     if estimate.shape != confusion.shape:
-        raise ValueError(
-            f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}"
-        )
+        raise ValueError(f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}")
     error = (confusion.double() - estimate.detach().double().to(confusion.device)).square().sum((1, 2))
     return float(error.mean()) / confusion.shape[1]
 

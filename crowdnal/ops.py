@@ -49,7 +49,8 @@ def _load() -> None:
         reason = "CROWDNAL_DISABLE_NATIVE=1 is set"
     else:
         reason = (
-            "no native library was built (no compiler at install time, or the package is imported from its source tree)"
+            "no native library was built; CROWDNAL_REQUIRE_NATIVE=1 pip install -v ... shows why "
+            "(and a source tree needs pip install -e .)"
         )
         for path in sorted(Path(__file__).parent.glob("_cpu*.so")):
             try:

@@ -84,8 +84,7 @@ def _columns(data: Any, names: Sequence[str | None]) -> list[Any]:
         data = _read_csv(data, [name for name in names[:3] if name is not None])
     if not isinstance(data, Mapping) and not hasattr(data, "columns"):
         raise ValueError(
-            "data must be a DataFrame, the path of a CSV file or a mapping of columns, "
-            f"got {type(data).__name__}"
+            f"data must be a DataFrame, the path of a CSV file or a mapping of columns, got {type(data).__name__}"
         )
     known = list(data.columns if hasattr(data, "columns") else data)
     found = []
@@ -97,8 +96,7 @@ def _columns(data: Any, names: Sequence[str | None]) -> list[Any]:
         found.append([] if name is None else data[name])
         if name is not None and len(found[-1]) != len(found[0]):
             raise ValueError(
-                f"column {name!r} has {len(found[-1])} rows and {names[0]!r} has {len(found[0])}; "
-                "they must be as long"
+                f"column {name!r} has {len(found[-1])} rows and {names[0]!r} has {len(found[0])}; they must be as long"
             )
     return found
 
@@ -142,9 +140,7 @@ def _numbers(column: Any) -> Array:
 # Dense matrices
 
 
-def read_dense(
-    matrix: Any, num_classes: int | None, missing: Any, items: Ids, annotators: Ids, classes: Ids
-) -> Fields:
+def read_dense(matrix: Any, num_classes: int | None, missing: Any, items: Ids, annotators: Ids, classes: Ids) -> Fields:
     """One item a row, one annotator a column; see ``Annotations.from_dense``."""
     if num_classes is not None and classes is not None:
         raise ValueError("give num_classes (the labels are 0 to num_classes-1) or classes, not both")
@@ -242,9 +238,7 @@ def _table(matrix: Any) -> tuple[Any, list[Any] | None, list[Any] | None]:
         width = len(rows[0]) if rows else 0
         for i, row in enumerate(rows):
             if len(row) != width:
-                raise ValueError(
-                    f"row {i} of matrix has {len(row)} labels and row 0 has {width}; mark what is missing"
-                )
+                raise ValueError(f"row {i} of matrix has {len(row)} labels and row 0 has {width}; mark what is missing")
         flat = np.empty(len(rows) * width, dtype=object)
         for n, value in enumerate(value for row in rows for value in row):
             flat[n] = value
@@ -270,9 +264,7 @@ def _places(
     if wanted is None:
         return None, None if found is None else tuple(found)
     if found is not None:
-        codes, ids = encode(
-            read_column(found), wanted, name, sort=False, where=lambda n: f"{axis} {n} of matrix"
-        )
+        codes, ids = encode(read_column(found), wanted, name, sort=False, where=lambda n: f"{axis} {n} of matrix")
         return torch.from_numpy(codes), ids
     ids = distinct(wanted, name)
     if len(ids) != size:

@@ -106,9 +106,7 @@ def simulate(
     weights = torch.ones(annotators) if selection is None else torch.as_tensor(selection).cpu()
     weights = weights.double()
     if weights.shape != (annotators,):
-        raise ValueError(
-            f"selection must be [{annotators}], one weight an annotator, got {list(weights.shape)}"
-        )
+        raise ValueError(f"selection must be [{annotators}], one weight an annotator, got {list(weights.shape)}")
     _check("selection", weights, ~(weights >= 0) | weights.isinf(), "weights are finite and not negative")
     counts = torch.as_tensor(annotations_per_item).cpu()
     if counts.is_floating_point() or (counts.ndim != 0 and counts.shape != truth.shape):
@@ -185,9 +183,7 @@ def _generator(seed: Seed) -> torch.Generator:
 def _accuracies(num_annotators: int, num_classes: int, accuracy: float | Sequence[float] | Tensor) -> Tensor:
     """``[R, 1, 1]``."""
     if num_annotators < 1 or num_classes < 1:
-        raise ValueError(
-            f"num_annotators and num_classes must be 1 or more, got {num_annotators} and {num_classes}"
-        )
+        raise ValueError(f"num_annotators and num_classes must be 1 or more, got {num_annotators} and {num_classes}")
     right = torch.as_tensor(accuracy, dtype=torch.get_default_dtype())
     if right.ndim > 1 or (right.ndim == 1 and len(right) != num_annotators):
         raise ValueError(f"accuracy must be a number or [{num_annotators}], got {list(right.shape)}")

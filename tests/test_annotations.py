@@ -295,9 +295,7 @@ def test_as_annotations() -> None:
     assert as_annotations(a, num_annotators=2, num_classes=3) is a
     b = as_annotations(torch.tensor([[0, -1], [-1, 1]]), num_annotators=2, num_classes=3)
     assert_equal(b, a)
-    assert to_rows(as_annotations(torch.tensor([[0.0, 7]]), num_annotators=2, num_classes=3, missing=7)) == [
-        [(0, 0)]
-    ]
+    assert to_rows(as_annotations(torch.tensor([[0.0, 7]]), num_annotators=2, num_classes=3, missing=7)) == [[(0, 0)]]
     for sizes in ((3, 3), (2, 2)):
         with pytest.raises(ValueError, match="annotations have 2 annotators and 3 classes, expected"):
             as_annotations(a, num_annotators=sizes[0], num_classes=sizes[1])

@@ -149,9 +149,7 @@ def labelled(draw: st.DrawFn) -> tuple[Annotations, torch.Tensor]:
 @settings(deadline=None)
 def test_empirical_confusion_counts(data: tuple[Annotations, torch.Tensor], smoothing: float) -> None:
     a, posterior = data
-    counts = torch.full(
-        (a.num_annotators, posterior.shape[1], a.num_classes), smoothing / a.num_classes
-    ).double()
+    counts = torch.full((a.num_annotators, posterior.shape[1], a.num_classes), smoothing / a.num_classes).double()
     weight = torch.ones(a.num_annotations) if a.weight is None else a.weight
     for n, (i, r, y) in enumerate(zip(a.item, a.annotator, a.label, strict=True)):
         counts[r, :, y] += weight[n] * posterior[i]

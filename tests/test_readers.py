@@ -79,9 +79,7 @@ def test_long_round_trip(crowd: tuple[Rows, int, int], random) -> None:
 
 
 def test_long_dense_long() -> None:
-    frame = pd.DataFrame(
-        {"task": [7, 7, 3], "worker": ["b", "a", "b"], "label": [2, 0, 1], "sure": [1, 0.5, 0]}
-    )
+    frame = pd.DataFrame({"task": [7, 7, 3], "worker": ["b", "a", "b"], "label": [2, 0, 1], "sure": [1, 0.5, 0]})
     a = Annotations.from_long(frame, weight="sure")
     assert a.to_dense().tolist() == [[0, 2], [-1, 1]]
     assert a.to_long().to_dict("list") == {
@@ -124,10 +122,18 @@ def test_ids_of_any_kind_come_back(ids) -> None:
         assert sorted(map(tuple, a.to_long().values.tolist())) == sorted((i, i, i) for i in ids)
 
 
+@pytest.mark.parametrize("ids", [[5, 3, 5, 9, 3], [10**15, 3, 10**15, -4, 3], [0.5, -2.0, 0.5, 1e30, -2.0]])
+def test_numbers_are_items_in_order_of_appearance(ids) -> None:
+    expected = tuple(dict.fromkeys(ids))
+    for column in (np.array(ids), torch.tensor(ids, dtype=torch.float64 if 0.5 in ids else None), pd.Series(ids)):
+        a = Annotations.from_long({"task": column, "worker": column, "label": column})
+        assert a.vocabulary == Vocabulary(expected, tuple(sorted(expected)), tuple(sorted(expected)))
+        assert a.to_long()["task"].tolist() == sorted(ids, key=expected.index)
+        assert a.to_long()["worker"].tolist() == a.to_long()["label"].tolist() == a.to_long()["task"].tolist()
+
+
 def test_mixed_ids_keep_their_order() -> None:
-    a = Annotations.from_long(
-        {"task": [0, "0", None.__class__], "worker": ["w", 3, "w"], "label": [1, 1, "1"]}
-    )
+    a = Annotations.from_long({"task": [0, "0", None.__class__], "worker": ["w", 3, "w"], "label": [1, 1, "1"]})
     assert a.vocabulary is not None
     assert a.vocabulary.annotators == ("w", 3) and a.vocabulary.classes == (1, "1") and len(a) == 3
 
@@ -154,12 +160,8 @@ def test_item_rows_follow_items_argument() -> None:
 
 def test_worker_absent_from_a_split_keeps_its_number() -> None:
     workers = ["ann", "bob", "cem"]
-    train = Annotations.from_long(
-        {"task": [0], "worker": ["cem"], "label": [0]}, annotators=workers, classes=2
-    )
-    test = Annotations.from_long(
-        {"task": [0], "worker": ["ann"], "label": [1]}, annotators=workers, classes=2
-    )
+    train = Annotations.from_long({"task": [0], "worker": ["cem"], "label": [0]}, annotators=workers, classes=2)
+    test = Annotations.from_long({"task": [0], "worker": ["ann"], "label": [1]}, annotators=workers, classes=2)
     assert train.annotator.tolist() == [2] and test.annotator.tolist() == [0]
     assert train.num_annotators == test.num_annotators == 3
 
@@ -211,13 +213,11 @@ def test_marker_that_is_a_real_class() -> None:
 
 def test_csv(tmp_path: Path) -> None:
     path = tmp_path / "answers.csv"
-    path.write_text("item,who,answer,sure\n10,007,None,1\n9,7,,\n10,7,cat,0.5\n9,007,NaN,1\n")
+    path.write_text("item,who,answer,sure\n10,007,None,1\n9,8,,\n10,8,cat,0.5\n9,007,NaN,1\n")
     a = Annotations.from_long(path, task="item", worker="who", label="answer", weight="sure")
-    assert a.vocabulary == Vocabulary((10, 9), ("007", "7"), ("None", "cat"))
+    assert a.vocabulary == Vocabulary((10, 9), ("007", "8"), ("None", "cat"))
     assert to_rows(a) == [[(0, 0), (1, 1)], []] and a.weight is not None and a.weight.tolist() == [1, 0.5]
-    assert_equal(
-        Annotations.from_long(str(path), task="item", worker="who", label="answer", weight="sure"), a
-    )
+    assert_equal(Annotations.from_long(str(path), task="item", worker="who", label="answer", weight="sure"), a)
     frame = pd.DataFrame({"task": [5, 3, 5], "worker": [1.5, 2.0, 1.5], "label": [1, None, 0]})
     frame.to_csv(path)
     assert_equal(Annotations.from_long(path), Annotations.from_long(frame))
@@ -243,9 +243,7 @@ def test_dataframe_finds_rows_and_columns_by_id() -> None:
 def test_a_million_rows_are_quick() -> None:
     generator = np.random.default_rng(0)
     size = 1_000_000
-    frame = pd.DataFrame(
-        {"task": generator.integers(0, 80_000, size), "worker": generator.integers(0, 5000, size)}
-    )
+    frame = pd.DataFrame({"task": generator.integers(0, 80_000, size), "worker": generator.integers(0, 5000, size)})
     frame["label"] = np.array(["cat", "dog", "cow"])[generator.integers(0, 3, size)]
     frame["task"] = "image " + frame["task"].astype(str)
     start = time.perf_counter()

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import crowdnal
 import pytest
 import torch
+
+import crowdnal
 from crowdnal import simulation
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

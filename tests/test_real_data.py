@@ -13,9 +13,7 @@ import torch
 from crowdnal.annotations import Annotations
 
 DATA = os.environ.get("CROWDNAL_DATA")
-pytestmark = pytest.mark.skipif(
-    DATA is None, reason="CROWDNAL_DATA does not name the folder of real crowd data"
-)
+pytestmark = pytest.mark.skipif(DATA is None, reason="CROWDNAL_DATA does not name the folder of real crowd data")
 
 
 def test_labelme() -> None:

@@ -26,9 +26,7 @@ def assert_same(a, b) -> None:
 
 @given(st.integers(1, 5), st.integers(1, 5), st.floats(0, 1))
 @settings(deadline=None)
-def test_confusions_are_distributions_with_the_accuracy_asked_for(
-    annotators: int, classes: int, right: float
-) -> None:
+def test_confusions_are_distributions_with_the_accuracy_asked_for(annotators: int, classes: int, right: float) -> None:
     made = [
         symmetric_confusions(annotators, classes, right),
         pair_flip_confusions(annotators, classes, right, seed=3),
@@ -45,9 +43,7 @@ def test_confusions_are_distributions_with_the_accuracy_asked_for(
 
 def test_symmetric() -> None:
     confusion = symmetric_confusions(2, 3, [0.4, 1.0])
-    torch.testing.assert_close(
-        confusion[0], torch.tensor([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]])
-    )
+    torch.testing.assert_close(confusion[0], torch.tensor([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]]))
     assert torch.equal(confusion[1], torch.eye(3))
 
 
@@ -117,11 +113,7 @@ def test_annotators_of_an_item_are_distinct_and_allowed(plan, rounds: int, block
             for _ in range(2)
         )
     assert_same(a, b)
-    assert (
-        torch.equal(a.counts, counts)
-        and a.item_id is not None
-        and a.item_id.tolist() == list(range(len(counts)))
-    )
+    assert torch.equal(a.counts, counts) and a.item_id is not None and a.item_id.tolist() == list(range(len(counts)))
     cell = a.item * len(weights) + a.annotator
     assert bool((cell.diff() > 0).all())
     assert bool((weights[a.annotator] > 0).all())
@@ -168,6 +160,14 @@ def test_labels_follow_the_confusions() -> None:
     assert float((shares - 1 / 6).abs().max()) < 0.01
 
 
+@pytest.mark.parametrize(("drawn", "annotator", "label"), [(0.0, 1, 1), (0.5, 2, 3)])
+def test_draws_on_a_boundary_choose_nothing_impossible(monkeypatch, drawn, annotator, label) -> None:
+    monkeypatch.setattr(torch, "rand", lambda *size, dtype, generator: torch.full(size, drawn, dtype=dtype))
+    confusions = torch.tensor([0.0, 0.5, 0, 0.5]).expand(4, 1, 4)
+    a = simulate([0], confusions, annotations_per_item=1, selection=[0.0, 1, 1, 1])
+    assert (a.annotator.tolist(), a.label.tolist()) == ([annotator], [label])
+
+
 def test_perfect_annotators_tell_the_truth() -> None:
     truth = torch.randint(0, 200, (500,))
     a = simulate(truth, torch.eye(200).expand(1000, -1, -1), annotations_per_item=3)
@@ -177,10 +177,7 @@ def test_perfect_annotators_tell_the_truth() -> None:
 def test_seeds() -> None:
     truth, confusions = torch.arange(50) % 3, symmetric_confusions(9, 3)
     assert_same(simulate(truth, confusions, seed=4), simulate(truth, confusions, seed=4))
-    assert (
-        simulate(truth, confusions, seed=4).label.tolist()
-        != simulate(truth, confusions, seed=5).label.tolist()
-    )
+    assert simulate(truth, confusions, seed=4).label.tolist() != simulate(truth, confusions, seed=5).label.tolist()
     generator = torch.Generator().manual_seed(4)
     first, second = (simulate(truth, confusions, seed=generator) for _ in range(2))
     assert_same(first, simulate(truth, confusions, seed=4))

@@ -78,6 +78,7 @@ class TrainConfig:
     truth: Path | None = None
     seed: int = 0
     workers: int | None = None
+    threads: int | None = None
     device: str | None = None
     amp: bool = False
 
@@ -106,7 +107,7 @@ class TrainConfig:
         for name, known in (("format", FORMATS), ("schedule", SCHEDULES), ("augment", AUGMENTATIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"--{name} {getattr(self, name)!r} is unknown: use one of {', '.join(known)}")
-        for name in ("epochs", "batch_size", "image_size"):
+        for name in ("epochs", "batch_size", "image_size", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{flag(name)} {value} must be 1 or more")
@@ -180,9 +181,9 @@ def parse_options(cls: type, options: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         InputError: unknown key (listing the valid ones), or a value of another type.
     """
-    hints = typing.get_type_hints(cls.__init__)
-    sizes = ("self", "num_classes", "num_annotators", "num_labels")
-    known = {name: hints.get(name, str) for name in inspect.signature(cls).parameters if name not in sizes}
+    parameters = inspect.signature(cls, eval_str=True).parameters
+    sizes = ("num_classes", "num_annotators", "num_labels")
+    known = {name: parameter.annotation for name, parameter in parameters.items() if name not in sizes}
     values: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")

@@ -125,7 +125,8 @@ def extract(
     dataset = ImageDataset(files, transform, mode)
     size = _CPU_BATCH if on_cpu else _GPU_BATCH
     model.eval()
-    model.to(device=device, memory_format=torch.channels_last)
+    model.to(device)
+    model.to(memory_format=torch.channels_last)
     blocks = []
     if on_cpu:
         batches = [range(i, min(i + size, len(files))) for i in range(0, len(files), size)]

@@ -64,7 +64,7 @@ def learning_curve(history: Sequence[dict[str, Any]], selected_epoch: int | None
         if selected_epoch is not None:
             ax.axvline(selected_epoch, color="#9aa5b1", linewidth=1, linestyle="--")
         ax.set_title(f"{title}: {values[-1]:.3f}")
-        ax.set_xlabel("epoch" if selected_epoch is None else f"epoch (dashed: {selected_epoch}, chosen by held-out labels)")
+        ax.set_xlabel("epoch" if selected_epoch is None else f"epoch (dashed: {selected_epoch}, by held-out labels)")
         ax.grid(color=GRID, linewidth=0.8)
         ax.xaxis.get_major_locator().set_params(integer=True)
     return figure

@@ -137,7 +137,9 @@ class Trainer:
         """Train up to the last epoch, with a checkpoint after each."""
         epochs = self.config.epochs or 0
         threads = torch.get_num_threads()
-        if _is_small(self.model, self.config) and self.device.type == "cpu":
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        elif _is_small(self.model, self.config) and self.device.type == "cpu":
             torch.set_num_threads(1)
         try:
             if self.progress.epoch == 0:

@@ -89,7 +89,9 @@ class Stopwatch:
     def __enter__(self) -> None:
         """Start."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stop, and add to the phase."""
         phase, start = self._open.pop()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - start

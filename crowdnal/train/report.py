@@ -23,7 +23,8 @@ _GALLERY = 12
 _CSS = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
-body { margin: 0; background: #f5f7fa; color: #1f2933; font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+body { margin: 0; background: #f5f7fa; color: #1f2933; }
+body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 10px; }
 .sub { color: #52606d; margin: 0 0 20px; overflow-wrap: anywhere; }
@@ -39,12 +40,14 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { padding: 5px 8px; border-bottom: 1px solid #e4e7eb; text-align: right; font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
 th { color: #52606d; font-weight: 600; }
-.bar { background: #e4e7eb; border-radius: 3px; height: 8px; width: 90px; display: inline-block; vertical-align: middle; margin-left: 8px; }
-.bar i { background: #2563a8; border-radius: 3px; height: 8px; display: block; }
+.bar, .bar i { border-radius: 3px; height: 8px; display: inline-block; }
+.bar { background: #e4e7eb; width: 90px; vertical-align: middle; margin-left: 8px; }
+.bar i { background: #2563a8; display: block; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 14px; }
 .gallery figure { margin: 0; font-size: 13px; } .gallery img { width: 100%; border-radius: 6px; display: block; }
 .gallery figcaption { margin-top: 4px; overflow-wrap: anywhere; } .gallery s { color: #829ab1; }
-code { display: block; background: #f0f4f8; border-radius: 6px; padding: 10px 12px; font-size: 13px; overflow-wrap: anywhere; white-space: pre-wrap; }
+code { display: block; background: #f0f4f8; border-radius: 6px; padding: 10px 12px; font-size: 13px; }
+code { overflow-wrap: anywhere; white-space: pre-wrap; }
 """
 
 
@@ -182,10 +185,11 @@ def _changed(data: TrainingData, estimates: Estimates) -> str:
         given = ", ".join(data.classes[k] for k in item.label.tolist()[:6]) + (" ..." if len(item.label) > 6 else "")
         truth = int(data.images.truth[i])
         known = f"<br>truth: {escape(data.classes[truth])}" if truth >= 0 else ""
+        before, after = (escape(data.classes[int(k)]) for k in (vote[i], estimate[i]))
         cells.append(
-            f'<figure><img alt="" src="{_thumbnail(data.images.files[i])}"><figcaption><s>{escape(data.classes[int(vote[i])])}'
-            f"</s> <b>{escape(data.classes[int(estimate[i])])}</b> {float(estimates.posterior[i].max()):.2f}<br>"
-            f"given: {escape(given)}{known}</figcaption></figure>"
+            f'<figure><img alt="" src="{_thumbnail(data.images.files[i])}"><figcaption><s>{before}</s> '
+            f"<b>{after}</b> {float(estimates.posterior[i].max()):.2f}<br>given: {escape(given)}{known}"
+            "</figcaption></figure>"
         )
     note = (
         f"{len(changed)} of {int((vote >= 0).sum())} annotated images get another label than the majority vote (ties "
@@ -206,9 +210,8 @@ def _thumbnail(path: Path) -> str:
 
 def _numbers(found: dict[str, Any]) -> str:
     arguments = found["arguments"]
-    shown = [(name, arguments[name]) for name in (
-        "epochs", "batch_size", "optimizer", "lr", "objective_lr", "weight_decay", "drop_rate", "schedule", "holdout", "seed",
-    )]  # fmt: skip
+    names = "epochs batch_size optimizer lr objective_lr weight_decay drop_rate schedule holdout seed".split()
+    shown = [(name, arguments[name]) for name in names]
     shown += [("device", found["device"]), ("seconds", ", ".join(f"{k} {v}" for k, v in found["seconds"].items()))]
     if "test_calibration_error" in found:
         shown.append(("test calibration error", f"{found['test_calibration_error']:.4f}"))

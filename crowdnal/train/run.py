@@ -123,7 +123,7 @@ class _Session:
         frozen = ", backbone frozen" if config.freeze_backbone else ""
         self.reporter.say(f"{config.model} ({parts:.1f} M parameters{frozen}), {self.origin}, on {config.device}")
         if self.origin == "random weights" and config.freeze_backbone:
-            self.reporter.say("note: a frozen backbone with random weights learns little; give --weights or --pretrained")
+            self.reporter.say("note: frozen random weights make poor features; give --weights or --pretrained")
         overlap = set(self.data.test.files) & {
             file for file, count in zip(self.data.images.files, a.counts.tolist(), strict=True) if count
         }
@@ -305,8 +305,8 @@ def _summary(reporter: Reporter, result: Result) -> None:
     if "truth" in found:
         truth = found["truth"]
         reporter.say(
-            f"accuracy on {truth['items']} annotated images: labels.csv {truth['label_accuracy']:.4f}, classifier alone "
-            f"{truth['model_accuracy']:.4f}, majority vote {truth['majority_vote_accuracy']:.4f}"
+            f"accuracy on {truth['items']} annotated images: labels.csv {truth['label_accuracy']:.4f}, "
+            f"classifier alone {truth['model_accuracy']:.4f}, majority vote {truth['majority_vote_accuracy']:.4f}"
         )
     reporter.say(f"model      {out / 'model.safetensors'}  timm.create_model('local-dir:{out}', pretrained=True)")
     for name in ("annotators.csv", "labels.csv", "history.csv", "metrics.json", "report.html"):
