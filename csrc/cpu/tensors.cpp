@@ -3,10 +3,13 @@
 namespace crowdnal::cpu {
 namespace {
 
+// Without the dispatcher where there is nothing to do.
+Tensor packed(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+
 Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long, "crowdnal: ", name, " must be int64");
   STD_TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, "crowdnal: ", name, " must have shape [", size, "]");
-  return torch::stable::contiguous(tensor);
+  return packed(tensor);
 }
 
 void check_range(const Tensor& tensor, const char* name, int64_t bound) {
@@ -58,12 +61,12 @@ Tensor check_values(const Tensor& values, const char* name, const Tensor& like, 
   int64_t d = 0;
   for (int64_t size : sizes) same = same && values.size(d++) == size;
   STD_TORCH_CHECK(same, "crowdnal: ", name, " has the wrong shape");
-  return torch::stable::contiguous(values);
+  return packed(values);
 }
 
 Tensor check_confusion(const Tensor& confusion) {
   STD_TORCH_CHECK(confusion.dim() == 3, "crowdnal: confusion must have 3 dimensions");
-  return torch::stable::contiguous(confusion);
+  return packed(confusion);
 }
 
 }  // namespace crowdnal::cpu
