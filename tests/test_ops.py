@@ -16,6 +16,7 @@ from crowdnal import reference
 
 ops = torch.ops.crowdnal
 NORMALIZATIONS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
+native = pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
 fast = settings(max_examples=15, deadline=None)
 
 
@@ -156,6 +157,7 @@ def test_bitwise_equal_over_runs_and_threads(name: str, sizes: tuple[int, ...]) 
                 assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
 
 
+@native
 def test_long_segments_lose_no_accuracy() -> None:
     """One annotator, 200,000 annotations in float32: blocks keep the error of a sum near one rounding."""
     nnz = 200_000
@@ -165,6 +167,7 @@ def test_long_segments_lose_no_accuracy() -> None:
     torch.testing.assert_close(out[0, 0].double(), grad.double().sum(0), rtol=3e-6, atol=0)
 
 
+@native
 def test_nothing_of_size_annotations_times_matrix_is_allocated() -> None:
     problem = make_problem(2000, 2, 64, 64, 5, seed=0)  # about 5,000 annotations: 82 MB if matrices were gathered
     args = to_float(arguments(problem, "softmax_link")[0])
@@ -189,7 +192,7 @@ def test_opcheck(name: str) -> None:
             assert set(result.values()) == {"SUCCESS"}
 
 
-@pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="the reference leaves these checks to torch indexing")
+@native
 @pytest.mark.parametrize(
     ("position", "change", "message"),
     [
@@ -212,7 +215,7 @@ def test_native_ops_refuse_what_would_read_out_of_bounds(position: int, change: 
         ops.mix_annotators(*args)
 
 
-@pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="the reference leaves these checks to torch indexing")
+@native
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_native_ops_refuse_labels_out_of_range(bad: int) -> None:
     args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "softmax_link")[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
+import importlib
 import json
 
 import numpy as np
@@ -362,7 +362,7 @@ def test_weights_of_an_installed_package(root, tmp_path, donor, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-weights\nVersion: 1.0\n")
     (info / "RECORD").write_text("some_weights/__init__.py,,\nsome_weights/model.pth,,\n")
     monkeypatch.syspath_prepend(str(site))
-    importlib.metadata.MetadataPathFinder.invalidate_caches()
+    importlib.invalidate_caches()
     model, origin = weights.create_model(config(root, tmp_path / "run", weights="some-weights"), 3)
     assert torch.equal(model.state_dict()["conv1.0.weight"], donor["conv1.0.weight"]) and "some-weights" in origin
     (info / "RECORD").write_text("some_weights/__init__.py,,\n")
@@ -420,7 +420,7 @@ def test_dense_files(tmp_path):
     for text in ("-1 2 -1\n0 -1 1\n", "-1,2,-1\n0,,1\n", "nan 2.0 -1\n0.0 nan 1.0\n", "-1\t2\t-1\n0\t-1\t1"):
         table = annotations(tmp_path / "a.txt", text, items=items)
         assert cells(table) == expected and table.workers == ["0", "1", "2"] and set(table.task) == {"p.png", "q.png"}
-    header = annotations(tmp_path / "b.csv", "item,ann,bob\nx.png,cat,\ny.png,-1,dog\n")
+    header = annotations(tmp_path / "b.csv", "item,ann,bob\nx.png,cat,\ny.png,-1,dog\n", form="dense")
     assert cells(header) == [("x.png", "ann", "cat"), ("y.png", "bob", "dog")]
     index = annotations(tmp_path / "c.csv", ",0,1,2,3\nx,,9,1,\n", missing="9")  # as DataFrame.to_csv writes it
     assert cells(index) == [("x", "2", "1")]

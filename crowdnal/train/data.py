@@ -164,7 +164,9 @@ def _fingerprint(annotations: Annotations, images: Images, test: Images) -> str:
     digest = hashlib.sha256()
     for tensor in (annotations.indptr, annotations.annotator, annotations.label, images.truth, test.truth):
         digest.update(tensor.contiguous().numpy().tobytes())
-    digest.update(repr((annotations.vocabulary.__dict__ if annotations.vocabulary else None, test.ids)).encode())
+    vocabulary = annotations.vocabulary
+    assert vocabulary is not None
+    digest.update(repr((vocabulary.items, vocabulary.annotators, vocabulary.classes, test.ids)).encode())
     return digest.hexdigest()
 
 

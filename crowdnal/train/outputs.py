@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,8 +155,11 @@ def save_model(
     temporary = folder / ".saving"
     save_for_hf(model, temporary, **arguments)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in objective.state_dict().items()}
-    metadata = {"objective": objective.name, "classes": json.dumps(list(classes))}
+    # one key: safetensors writes several in random order, and equal runs should give equal files
+    metadata = {"crowdnal": json.dumps({"objective": objective.name, "classes": list(classes)})}
     safetensors.save_file(tensors, temporary / "objective.safetensors", metadata=metadata)
+    for name in MODEL_FILES:  # safetensors lets nobody else read what it writes
+        shutil.copymode(temporary / "config.json", temporary / name)
     for name in MODEL_FILES:
         (temporary / name).replace(folder / name)
     temporary.rmdir()
