@@ -1,11 +1,14 @@
-// Declarations of the CPU kernels (raw pointers, no torch tensors) that more than one op uses.
+// The CPU kernels (raw pointers, no torch tensors) that more than one op uses.
 // One owner per output element and a fixed order of every sum: results do not depend on the threads.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include <torch/csrc/stable/ops.h>
+
 #include "common/index.h"
+#include "cpu/rows.h"
 
 namespace crowdnal::cpu {
 
@@ -13,22 +16,16 @@ namespace crowdnal::cpu {
 constexpr int64_t kBlock = 512;
 
 // Tasks of `cost` multiply-adds each are worth another thread from this many on.
-inline int64_t grain(int64_t cost) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cost)); }
+inline int64_t grain(int64_t cost) { return std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cost)); }
 
-// out[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k] (+ shared[item_n, k])
-template <class T>
-void mix_row(const T* scores, const T* confusion, const T* shared, T* out, int64_t rows, int64_t cols) {
-  if (shared) {
-    std::copy_n(shared, cols, out);
-  } else {
-    std::fill_n(out, cols, T(0));
-  }
-  for (int64_t c = 0; c < rows; ++c) {
-    const T z = scores[c];
-    const T* w = confusion + c * cols;
-    for (int64_t k = 0; k < cols; ++k) out[k] += z * w[k];
-  }
-}
+// Large matrices are read once for all annotations of their annotator, in the order of `index.order`; with small ones
+// it pays more to go through items in their own order.
+inline bool by_annotator(const Shape& shape) { return shape.cols > kSmall; }
+
+// out[n, k] = (shared[item_n, k] or 0) + sum_c scores[item_n, c] confusion[annotator_n, c, k]; then finish(n, row n).
+template <class T, class Finish>
+void mix(const T* scores, const T* confusion, const T* shared, T* out, const Index& index, const Shape& shape,
+         const Finish& finish);
 
 // out[i, c] = sum_{n of item i} sum_k grad[n, k] confusion[annotator_n, c, k]        out: [B, rows]
 template <class T>
@@ -58,6 +55,51 @@ void for_each_annotator(const Index& index, int64_t begin, int64_t end, const Bo
     body(begin, last);
     begin = last;
   }
+}
+
+// Calls body(n[], count) for groups of at most kGroup annotations of one annotator, positions begin..end-1 of `order`.
+template <class Body>
+void for_each_group(const Index& index, int64_t begin, int64_t end, const Body& body) {
+  int64_t n[kGroup], count = 0;
+  for (int64_t p = begin; p < end; ++p) {
+    n[count++] = index.order[p];
+    const bool last = p + 1 == end || index.annotator[index.order[p + 1]] != index.annotator[n[0]];
+    if (last || count == kGroup) {
+      body(n, count);
+      count = 0;
+    }
+  }
+}
+
+template <class T, class Finish>
+void mix(const T* scores, const T* confusion, const T* shared, T* out, const Index& index, const Shape& shape,
+         const Finish& finish) {
+  const int64_t rows = shape.rows, cols = shape.cols;
+  torch::stable::parallel_for(0, index.nnz, grain(shape.matrix() + 8 * cols), [&](int64_t begin, int64_t end) {
+    if (!by_annotator(shape)) {
+      for (int64_t n = begin; n < end; ++n) {
+        mix_row(scores + index.item[n] * rows, confusion + index.annotator[n] * shape.matrix(),
+                shared ? shared + index.item[n] * cols : nullptr, out + n * cols, rows, cols);
+        finish(n, out + n * cols);
+      }
+      return;
+    }
+    for_each_group(index, begin, end, [&](const int64_t* n, int64_t count) {
+      const T* z[kGroup];
+      T* h[kGroup];
+      for (int64_t j = 0; j < count; ++j) {
+        z[j] = scores + index.item[n[j]] * rows;
+        h[j] = out + n[j] * cols;
+        if (shared) {
+          std::copy_n(shared + index.item[n[j]] * cols, cols, h[j]);
+        } else {
+          std::fill_n(h[j], cols, T(0));
+        }
+      }
+      mix_group(z, confusion + index.annotator[n[0]] * shape.matrix(), h, count, rows, cols);
+      for (int64_t j = 0; j < count; ++j) finish(n[j], h[j]);
+    });
+  });
 }
 
 }  // namespace crowdnal::cpu

@@ -10,23 +10,48 @@ using torch::stable::parallel_for;
 
 template <class T>
 void mix_items(const T* grad, const T* confusion, T* out, const Index& index, const Shape& shape) {
-  parallel_for(0, index.num_items, grain(shape.matrix() * (index.nnz / std::max<int64_t>(1, index.num_items) + 1)),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t i = begin; i < end; ++i) {
-                   T* row = out + i * shape.rows;
-                   std::fill_n(row, shape.rows, T(0));
-                   for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-                     const T* w = confusion + index.annotator[n] * shape.matrix();
-                     const T* g = grad + n * shape.cols;
-                     for (int64_t c = 0; c < shape.rows; ++c, w += shape.cols) {
-                       T sum = 0;
-#pragma omp simd reduction(+ : sum)
-                       for (int64_t k = 0; k < shape.cols; ++k) sum += w[k] * g[k];
-                       row[c] += sum;
-                     }
-                   }
-                 }
-               });
+  const int64_t rows = shape.rows, cols = shape.cols;
+  if (!by_annotator(shape)) {
+    const int64_t per_item = index.nnz / std::max<int64_t>(1, index.num_items) + 1;
+    parallel_for(0, index.num_items, grain(shape.matrix() * per_item), [&](int64_t begin, int64_t end) {
+      std::fill(out + begin * rows, out + end * rows, T(0));
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
+          add_matrix_row(confusion + index.annotator[n] * shape.matrix(), grad + n * cols, out + i * rows, rows, cols);
+        }
+      }
+    });
+    return;
+  }
+  std::vector<T> each(index.nnz * rows);
+  parallel_for(0, index.nnz, grain(shape.matrix()), [&](int64_t begin, int64_t end) {
+    for_each_group(index, begin, end, [&](const int64_t* n, int64_t count) {
+      const T* g[kGroup];
+      T* row[kGroup];
+      for (int64_t j = 0; j < count; ++j) {
+        g[j] = grad + n[j] * cols;
+        row[j] = each.data() + n[j] * rows;
+      }
+      add_matrix_group(confusion + index.annotator[n[0]] * shape.matrix(), g, row, count, rows, cols);
+    });
+  });
+  sum_items(each.data(), out, T(1), index, rows);
+}
+
+// Adds annotations first..last-1 of `order`, all of one annotator.
+template <class T>
+void add_outers(const T* scores, const T* grad, T* out, const Index& index, const Shape& shape, int64_t first,
+                int64_t last) {
+  const int64_t rows = shape.rows, cols = shape.cols;
+  for_each_group(index, first, last, [&](const int64_t* n, int64_t count) {
+    const T *z[kGroup], *g[kGroup];
+    for (int64_t j = 0; j < count; ++j) {
+      z[j] = scores + index.item[n[j]] * rows;
+      g[j] = grad + n[j] * cols;
+      if (!by_annotator(shape)) add_outer(z[j], g[j], out, rows, cols);
+    }
+    if (by_annotator(shape)) add_outer_group(z, g, out, count, rows, cols);
+  });
 }
 
 template <class T>
@@ -35,24 +60,11 @@ void mix_annotators(const T* scores, const T* grad, T* out, const Index& index, 
     std::vector<T> partial;
     for_each_annotator(index, begin, end, [&](int64_t first, int64_t last) {
       T* total = out + index.annotator[index.order[first]] * shape.matrix();
-      for (int64_t block = first; block < last; block += kBlock) {
-        T* sum = total;
-        if (block > first) {
-          partial.assign(shape.matrix(), T(0));
-          sum = partial.data();
-        }
-        for (int64_t p = block; p < std::min(last, block + kBlock); ++p) {
-          const int64_t n = index.order[p];
-          const T* z = scores + index.item[n] * shape.rows;
-          const T* g = grad + n * shape.cols;
-          for (int64_t c = 0; c < shape.rows; ++c) {
-            T* row = sum + c * shape.cols;
-            for (int64_t k = 0; k < shape.cols; ++k) row[k] += z[c] * g[k];
-          }
-        }
-        if (block > first) {
-          for (int64_t e = 0; e < shape.matrix(); ++e) total[e] += partial[e];
-        }
+      add_outers(scores, grad, total, index, shape, first, std::min(last, first + kBlock));
+      for (int64_t block = first + kBlock; block < last; block += kBlock) {
+        partial.assign(shape.matrix(), T(0));
+        add_outers(scores, grad, partial.data(), index, shape, block, std::min(last, block + kBlock));
+        for (int64_t e = 0; e < shape.matrix(); ++e) total[e] += partial[e];
       }
     });
   });
@@ -97,18 +109,14 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
               const Tensor& annotator, const Tensor& order) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, false);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, by_annotator(shape));
   const Index& view = index.view;
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
   Tensor out = torch::stable::new_empty(w, {view.nnz, shape.cols});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    parallel_for(0, view.nnz, grain(shape.matrix()), [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) {
-        mix_row<T>(pointer<T>(z) + view.item[n] * shape.rows, pointer<T>(w) + view.annotator[n] * shape.matrix(),
-                   nullptr, output<T>(out) + n * shape.cols, shape.rows, shape.cols);
-      }
-    });
+    mix(pointer<T>(z), pointer<T>(w), static_cast<const T*>(nullptr), output<T>(out), view, shape,
+        [](int64_t, T*) {});
   });
   return out;
 }
@@ -117,7 +125,7 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
                     const Tensor& annotator, const Tensor& order) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, false);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, by_annotator(shape));
   const Tensor g = check_values(grad, "grad", w, {index.view.nnz, shape.cols});
   Tensor out = torch::stable::new_empty(w, {index.view.num_items, shape.rows});
   dispatch(w, [&](auto zero) {

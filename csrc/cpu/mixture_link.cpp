@@ -1,33 +1,138 @@
 // Mixture link: nll_n = -log sum_k p_i[k] A_r[y_n, k], A_r = a normalised [labels, classes] matrix, in log space.
-// The observed label is outermost: an annotation reads one row of its annotator's matrix.
+// The observed label is outermost: an annotation reads one row of its annotator's matrix, and the matrix is normalised
+// once for all annotations of its annotator.
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "common/math.h"
 #include "cpu/kernels.h"
+#include "cpu/simd.h"
 #include "ops.h"
 
 namespace crowdnal::cpu {
 
 using torch::stable::parallel_for;
 
-// log sum_y exp(activation(matrix[y, k])) for every class k: what a column is divided by.
+namespace {
+
+// A sum of softplus below this may have lost terms to underflow: its logarithm is then taken in log space.
+constexpr double kTinySum = 1e-30;
+
+// One annotator's matrix, read once: what its columns are divided by, and for softplus its values and slopes.
 template <class T>
-void log_normalizer(const T* matrix, int64_t labels, int64_t classes, Normalization kind, std::vector<T>& out) {
-  out.assign(classes, T(0));
-  if (kind == Normalization::kNone) return;
-  std::vector<T> highest(classes, -std::numeric_limits<T>::infinity());
+struct Columns {
+  std::vector<T> log_sum, softplus, sigmoid, scratch;
+};
+
+template <class T>
+CROWDNAL_CLONES void softmax_sums(const T* matrix, int64_t labels, int64_t classes, T* highest, T* log_sum) {
+  for (int64_t k = 0; k < classes; ++k) highest[k] = matrix[k];
+  for (int64_t y = 1; y < labels; ++y) {
+    const T* row = matrix + y * classes;
+    for (int64_t k = 0; k < classes; ++k) highest[k] = row[k] > highest[k] ? row[k] : highest[k];
+  }
+  for (int64_t k = 0; k < classes; ++k) log_sum[k] = 0;
   for (int64_t y = 0; y < labels; ++y) {
+    const T* row = matrix + y * classes;
+    for (int64_t k = 0; k < classes; ++k) log_sum[k] += fast_exp(row[k] - highest[k]);
+  }
+  for (int64_t k = 0; k < classes; ++k) log_sum[k] = fast_log(log_sum[k]) + highest[k];
+}
+
+// Returns the smallest sum; `log_sum` is only right where that is not tiny.
+template <class T>
+CROWDNAL_CLONES T softplus_sums(const T* __restrict matrix, int64_t labels, int64_t classes, T* __restrict softplus,
+                                T* __restrict sigmoid, T* __restrict log_sum) {
+  for (int64_t e = 0; e < labels * classes; ++e) {
+    const T x = matrix[e], decay = fast_exp(x < 0 ? x : -x);
+    softplus[e] = (x > 0 ? x : T(0)) + fast_log1p(decay);
+    sigmoid[e] = (x < 0 ? decay : T(1)) / (T(1) + decay);
+  }
+  for (int64_t k = 0; k < classes; ++k) log_sum[k] = 0;
+  for (int64_t y = 0; y < labels; ++y) {
+    for (int64_t k = 0; k < classes; ++k) log_sum[k] += softplus[y * classes + k];
+  }
+  T smallest = log_sum[0];
+  for (int64_t k = 0; k < classes; ++k) smallest = log_sum[k] < smallest ? log_sum[k] : smallest;
+  for (int64_t k = 0; k < classes; ++k) log_sum[k] = fast_log(log_sum[k]);
+  return smallest;
+}
+
+// Fills `columns`; returns whether `softplus` and `sigmoid` hold what they say. For softplus without that, `softplus`
+// holds its logarithm.
+template <class T>
+bool normalize(const T* matrix, int64_t labels, int64_t classes, Normalization kind, Columns<T>& columns) {
+  const int64_t size = labels * classes;
+  columns.log_sum.assign(classes, T(0));
+  columns.scratch.resize(size);
+  if (kind == Normalization::kNone) return false;
+  if (kind == Normalization::kSoftmax) {
+    softmax_sums(matrix, labels, classes, columns.scratch.data(), columns.log_sum.data());
+    return false;
+  }
+  columns.softplus.resize(size);
+  columns.sigmoid.resize(size);
+  const T smallest = softplus_sums(matrix, labels, classes, columns.softplus.data(), columns.sigmoid.data(),
+                                   columns.log_sum.data());
+  if (smallest > T(kTinySum)) return true;
+  for (int64_t e = 0; e < size; ++e) columns.softplus[e] = log_softplus(matrix[e]);
+  softmax_sums(columns.softplus.data(), labels, classes, columns.scratch.data(), columns.log_sum.data());
+  return false;
+}
+
+// log softplus of a row, from its softplus where that is not in the tail.
+template <class T>
+CROWDNAL_CLONES void log_softplus_row(const T* x, const T* softplus, int64_t classes, T* out) {
+  for (int64_t k = 0; k < classes; ++k) {
+    const T tail = x[k] - T(0.5) * fast_exp(x[k]), body = fast_log(softplus[k]);
+    out[k] = x[k] < T(kSoftplusTail) ? tail : body;
+  }
+}
+
+// t = prior + log_row - log_sum; `t` may be `log_row`.
+template <class T>
+CROWDNAL_CLONES void log_joint(const T* prior, const T* log_row, const T* log_sum, int64_t classes, T* t) {
+  for (int64_t k = 0; k < classes; ++k) t[k] = prior[k] + log_row[k] - log_sum[k];
+}
+
+// out = slope (G - A sum_y G), with `out` holding G, the gradient for log A.
+template <class T>
+CROWDNAL_CLONES void through_softplus(const Columns<T>& columns, int64_t labels, int64_t classes, T* __restrict column,
+                                      T* __restrict out) {
+  for (int64_t k = 0; k < classes; ++k) column[k] = 0;
+  for (int64_t y = 0; y < labels; ++y) {
+    for (int64_t k = 0; k < classes; ++k) column[k] += out[y * classes + k];
+  }
+  for (int64_t k = 0; k < classes; ++k) column[k] *= fast_exp(-columns.log_sum[k]);
+  for (int64_t y = 0; y < labels; ++y) {
+    const T* softplus = columns.softplus.data() + y * classes;
+    const T* sigmoid = columns.sigmoid.data() + y * classes;
+    T* row = out + y * classes;
     for (int64_t k = 0; k < classes; ++k) {
-      highest[k] = std::max(highest[k], activation(matrix[y * classes + k], kind));
+      // slope = sigmoid / softplus, which goes to 1 where both underflow
+      const T share = softplus[k] > T(kTinySum) ? sigmoid[k] * row[k] / softplus[k] : row[k];
+      row[k] = share - sigmoid[k] * column[k];
     }
   }
-  for (int64_t y = 0; y < labels; ++y) {
-    for (int64_t k = 0; k < classes; ++k) out[k] += std::exp(activation(matrix[y * classes + k], kind) - highest[k]);
-  }
-  for (int64_t k = 0; k < classes; ++k) out[k] = std::log(out[k]) + highest[k];
 }
+
+// The same for softmax, where the slope is 1: `log_values` are the stored ones.
+template <class T>
+CROWDNAL_CLONES void through_softmax(const T* log_values, const T* log_sum, int64_t labels, int64_t classes,
+                                     T* __restrict column, T* __restrict out) {
+  for (int64_t k = 0; k < classes; ++k) column[k] = 0;
+  for (int64_t y = 0; y < labels; ++y) {
+    for (int64_t k = 0; k < classes; ++k) column[k] += out[y * classes + k];
+  }
+  for (int64_t y = 0; y < labels; ++y) {
+    for (int64_t k = 0; k < classes; ++k) {
+      out[y * classes + k] -= fast_exp(log_values[y * classes + k] - log_sum[k]) * column[k];
+    }
+  }
+}
+
+}  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item,
@@ -49,26 +154,21 @@ std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, cons
     const int64_t* y = pointer<int64_t>(labels);
     parallel_for(0, view.nnz, grain(kind == Normalization::kNone ? shape.cols * 8 : shape.matrix() * 8),
                  [&](int64_t begin, int64_t end) {
-      std::vector<T> normalizer;
+      Columns<T> columns;
       for_each_annotator(view, begin, end, [&](int64_t first, int64_t last) {
         const T* matrix = pointer<T>(a) + view.annotator[view.order[first]] * shape.matrix();
-        log_normalizer(matrix, shape.rows, shape.cols, kind, normalizer);
+        const bool ready = normalize(matrix, shape.rows, shape.cols, kind, columns);
+        const bool whole = ready && last - first >= shape.rows;  // then the logarithm of all of it is less work
+        const T* values = kind == Normalization::kSoftplus ? columns.softplus.data() : matrix;
+        if (whole) log_softplus_row(matrix, columns.softplus.data(), shape.matrix(), columns.softplus.data());
         for (int64_t p = first; p < last; ++p) {
-          const int64_t n = view.order[p];
-          const T* row = matrix + y[n] * shape.cols;
-          const T* prior = pointer<T>(log_p) + view.item[n] * shape.cols;
+          const int64_t n = view.order[p], row = y[n] * shape.cols;
           T* t = output<T>(posterior) + n * shape.cols;
-          T highest = -std::numeric_limits<T>::infinity();
-          for (int64_t k = 0; k < shape.cols; ++k) {
-            t[k] = prior[k] + activation(row[k], kind) - normalizer[k];
-            highest = std::max(highest, t[k]);
-          }
-          T sum = 0;
-          const T shift = std::isinf(highest) ? T(0) : highest;
-          for (int64_t k = 0; k < shape.cols; ++k) sum += (t[k] = std::exp(t[k] - shift));
-          const T inverse = sum > 0 ? T(1) / sum : T(0);
-          for (int64_t k = 0; k < shape.cols; ++k) t[k] *= inverse;
-          output<T>(nll)[n] = -(std::log(sum) + shift);
+          const bool pending = ready && !whole;
+          if (pending) log_softplus_row(matrix + row, columns.softplus.data() + row, shape.cols, t);
+          log_joint(pointer<T>(log_p) + view.item[n] * shape.cols, pending ? t : values + row, columns.log_sum.data(),
+                    shape.cols, t);
+          output<T>(nll)[n] = -softmax_row(t, shape.cols);
         }
       });
     });
@@ -79,11 +179,11 @@ std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, cons
 }
 
 // One annotator's gradient: G[y, k] = -sum u_n posterior_n[k] over its annotations with label y, through the
-// normalisation: activation'(x) (G - A sum_y G). `out` is zeroed.
+// normalisation. `out` is zeroed.
 template <class T>
 void matrix_gradient(const T* matrix, const T* posterior, const T* upstream, const int64_t* label, const Index& view,
                      int64_t first, int64_t last, const Shape& shape, Normalization kind, T* out,
-                     std::vector<T>& normalizer, std::vector<T>& column) {
+                     Columns<T>& columns) {
   const int64_t classes = shape.cols;
   for (int64_t p = first; p < last; ++p) {
     const int64_t n = view.order[p];
@@ -91,14 +191,16 @@ void matrix_gradient(const T* matrix, const T* posterior, const T* upstream, con
     for (int64_t k = 0; k < classes; ++k) row[k] -= upstream[n] * posterior[n * classes + k];
   }
   if (kind == Normalization::kNone) return;
-  log_normalizer(matrix, shape.rows, classes, kind, normalizer);
-  column.assign(classes, T(0));
-  for (int64_t e = 0; e < shape.matrix(); ++e) column[e % classes] += out[e];
-  for (int64_t e = 0; e < shape.matrix(); ++e) {
-    const int64_t k = e % classes;
-    const T probability = std::exp(activation(matrix[e], kind) - normalizer[k]);
-    out[e] = activation_grad(matrix[e], kind) * (out[e] - probability * column[k]);
+  const bool ready = normalize(matrix, shape.rows, classes, kind, columns);
+  T* column = columns.scratch.data();
+  if (ready) {
+    through_softplus(columns, shape.rows, classes, column, out);
+    return;
   }
+  const bool is_softplus = kind == Normalization::kSoftplus;  // then with the logarithms of tiny values
+  through_softmax(is_softplus ? columns.softplus.data() : matrix, columns.log_sum.data(), shape.rows, classes, column,
+                  out);
+  for (int64_t e = 0; is_softplus && e < shape.matrix(); ++e) out[e] *= log_softplus_grad(matrix[e]);
 }
 
 std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
@@ -143,11 +245,11 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
     }
     if (!need_confusion) return;
     parallel_for(0, view.nnz, grain(shape.matrix() * 8), [&](int64_t begin, int64_t end) {
-      std::vector<T> normalizer, column;
+      Columns<T> columns;
       for_each_annotator(view, begin, end, [&](int64_t first, int64_t last) {
         const int64_t offset = view.annotator[view.order[first]] * shape.matrix();
         matrix_gradient(pointer<T>(a) + offset, pointer<T>(r), u.data(), pointer<int64_t>(labels), view, first, last,
-                        shape, kind, output<T>(dconfusion) + offset, normalizer, column);
+                        shape, kind, output<T>(dconfusion) + offset, columns);
       });
     });
   });

@@ -8,29 +8,13 @@ namespace crowdnal::cpu {
 
 using torch::stable::parallel_for;
 
-// Turns h [cols] into softmax(h) in place; returns its negative log-likelihood of `label`.
-template <class T>
-T softmax_nll(T* h, int64_t cols, int64_t label) {
-  const T target = h[label];
-  T highest = h[0];
-  for (int64_t k = 1; k < cols; ++k) highest = std::max(highest, h[k]);
-  T sum = 0;
-  for (int64_t k = 0; k < cols; ++k) {
-    h[k] = std::exp(h[k] - highest);
-    sum += h[k];
-  }
-  const T inverse = T(1) / sum;
-  for (int64_t k = 0; k < cols; ++k) h[k] *= inverse;
-  return std::log(sum) + highest - target;
-}
-
 std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
                                                    bool mean) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, false);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, by_annotator(shape));
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
@@ -42,15 +26,9 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
     const int64_t* y = pointer<int64_t>(labels);
-    const T* common = pointer<T>(shared);
-    parallel_for(0, view.nnz, grain(shape.matrix() + 8 * shape.cols), [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) {
-        const int64_t i = view.item[n];
-        T* h = output<T>(probs) + n * shape.cols;
-        mix_row<T>(pointer<T>(z) + i * shape.rows, pointer<T>(w) + view.annotator[n] * shape.matrix(),
-                   common ? common + i * shape.cols : nullptr, h, shape.rows, shape.cols);
-        output<T>(nll)[n] = softmax_nll(h, shape.cols, y[n]);
-      }
+    mix(pointer<T>(z), pointer<T>(w), pointer<T>(shared), output<T>(probs), view, shape, [&](int64_t n, T* h) {
+      const T target = h[y[n]];
+      output<T>(nll)[n] = softmax_row(h, shape.cols) - target;
     });
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(weight), view.nnz);
     *output<T>(loss) = mean ? total / static_cast<T>(std::max<int64_t>(1, view.nnz)) : total;
@@ -65,7 +43,8 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
     bool need_shared) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, need_confusion);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
+                                         need_confusion || by_annotator(shape));
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});

@@ -1,0 +1,39 @@
+// Loops over one annotation or a few of one annotator: the inner kernels of every op, cloned for newer processors.
+// Up to 16 columns they are compiled for each number of columns, with a row in registers.
+#pragma once
+
+#include <cstdint>
+
+namespace crowdnal::cpu {
+
+// Annotations of one annotator that share a pass over its matrix, where a matrix is large.
+constexpr int64_t kGroup = 8;
+constexpr int64_t kSmall = 16;
+
+// out[k] = (shared[k] or 0) + sum_c scores[c] matrix[c, k]
+template <class T>
+void mix_row(const T* scores, const T* matrix, const T* shared, T* out, int64_t rows, int64_t cols);
+
+// out[c] += sum_k matrix[c, k] grad[k]
+template <class T>
+void add_matrix_row(const T* matrix, const T* grad, T* out, int64_t rows, int64_t cols);
+
+// out[c, k] += scores[c] grad[k]
+template <class T>
+void add_outer(const T* scores, const T* grad, T* out, int64_t rows, int64_t cols);
+
+// h = softmax(h) in place; returns logsumexp(h). All -infinity gives 0 and -infinity.
+template <class T>
+T softmax_row(T* h, int64_t count);
+
+// The same for `count` <= kGroup annotations of one annotator, its matrix read once.
+template <class T>
+void mix_group(const T* const* scores, const T* matrix, T* const* out, int64_t count, int64_t rows, int64_t cols);
+
+template <class T>
+void add_matrix_group(const T* matrix, const T* const* grad, T* const* out, int64_t count, int64_t rows, int64_t cols);
+
+template <class T>
+void add_outer_group(const T* const* scores, const T* const* grad, T* out, int64_t count, int64_t rows, int64_t cols);
+
+}  // namespace crowdnal::cpu
