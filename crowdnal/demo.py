@@ -22,9 +22,9 @@ from crowdnal.train.progress import Reporter
 OBJECTIVES = ("majority-vote", "crowd-layer")
 _TRAIN_ITEMS = 1000
 _TEST_ITEMS = 797  # the rest
-_EPOCHS = 8
+_EPOCHS = 6
 _LABELS_PER_ITEM = 4
-_SIDE = 32
+_SIDE = 24
 _MODEL = "test_resnet"
 
 
@@ -74,7 +74,7 @@ def demo(out: Path | None, seed: int, reporter: Reporter) -> dict[str, Any]:
     base = TrainConfig(
         images=folder / "train", annotations=folder / "annotations.csv", truth=folder / "truth.csv",
         test_images=folder / "test", test_labels=folder / "test.csv", out=folder, model=_MODEL, image_size=_SIDE,
-        augment="none", epochs=_EPOCHS, lr=2e-3, batch_size=50, seed=seed, threads=1,
+        augment="none", epochs=_EPOCHS, lr=4e-3, batch_size=50, seed=seed, threads=1,
     )  # fmt: skip
     results = {}
     for name in OBJECTIVES:

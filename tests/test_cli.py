@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 
 import pytest
 import torch
+from rich.console import Console
 from small_run import arguments, config, frozen, go, read, same_weights, table, write
 
 import crowdnal
@@ -18,6 +20,7 @@ from crowdnal import cli, demo
 from crowdnal.objectives import OBJECTIVES, CrowdLayer, TraceRegularized
 from crowdnal.train import InputError
 from crowdnal.train.config import parse_options
+from crowdnal.train.progress import Reporter
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +94,9 @@ def test_mistakes(root, tmp_path, capsys, changes, matches):
 
 
 def test_task_without_image(root, tmp_path, capsys):
-    file = table(tmp_path / "a.csv", ("task", "worker", "label"), [("i00", "a", "x"), ("i0l", "a", "y")])
+    file = table(tmp_path / "a.csv", ("task", "worker", "label"), [("i00", "a", "x"), ("i011", "a", "y")])
     words = arguments(config(root, tmp_path / "run", annotations=file, truth=None))
-    fails(capsys, words, r"a\.csv, line 3: no image 'i0l'", "near matches: .*i01")
+    fails(capsys, words, r"a\.csv, line 3: no image 'i011'", "near matches: .*i01")
 
 
 def test_matrix_without_names(root, tmp_path, capsys):
@@ -144,7 +147,7 @@ def test_interrupted(root, tmp_path, capsys, monkeypatch):
 
 
 def test_killed_in_an_epoch(root, tmp_path):
-    settings = config(root, tmp_path / "run", epochs=40, holdout=0.1, schedule="cosine")
+    settings = config(root, tmp_path / "run", epochs=15, holdout=0.1, schedule="cosine")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         [sys.executable, "-m", "crowdnal", *arguments(settings)], env=environment, stdout=subprocess.DEVNULL
@@ -158,11 +161,22 @@ def test_killed_in_an_epoch(root, tmp_path):
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     done = torch.load(checkpoint, weights_only=True)["progress"]["epoch"]
-    assert 0 < done < 40 and not (settings.out / "metrics.json").exists()
-    assert go(settings, resume=True).metrics["epochs"] == 40
-    whole = go(config(root, tmp_path / "whole", epochs=40, holdout=0.1, schedule="cosine"))
+    assert 0 < done < 15 and not (settings.out / "metrics.json").exists()
+    assert go(settings, resume=True).metrics["epochs"] == 15
+    whole = go(config(root, tmp_path / "whole", epochs=15, holdout=0.1, schedule="cosine"))
     assert same_weights(settings.out, whole.out)
     assert not list(settings.out.glob(".*"))  # no half-written file is left
+
+
+def test_progress_on_a_terminal():
+    stream = io.StringIO()
+    reporter = Reporter(console=Console(file=stream, force_terminal=True, width=100, highlight=False))
+    with reporter.track("epoch", 4, done=1) as track:
+        for loss in (0.75, 0.5, 0.25):
+            track.advance(1, f"loss {loss}")
+    assert "epoch" in stream.getvalue() and "4/4" in stream.getvalue() and "loss 0.25" in stream.getvalue()
+    reporter.say("[bold]a path[/bold]")
+    assert "[bold]a path[/bold]" in stream.getvalue()
 
 
 def test_help(capsys):

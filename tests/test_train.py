@@ -12,7 +12,7 @@ import safetensors.torch
 import timm
 import torch
 from PIL import Image
-from small_run import CLASSES, N, T, UNSEEN, WORKERS, config, frozen, go, images_of, read, same_weights, table, write
+from small_run import CLASSES, UNSEEN, WORKERS, N, T, config, frozen, go, images_of, read, same_weights, table, write
 
 from crowdnal.objectives import CrowdLayer
 from crowdnal.train import InputError, Interrupted, data, features, loop, tables, weights
@@ -201,7 +201,8 @@ def test_out_that_holds_a_run(root, frozen_run, tmp_path):
 
 def test_changed_files_are_not_resumed(root, tmp_path, monkeypatch):
     copy = table(tmp_path / "annotations.csv", ("task", "worker", "label"), [("i00", "a", "red"), ("i01", "a", "blue")])
-    settings = frozen(root, tmp_path / "run", annotations=copy, truth=None, test_images=None, test_labels=None, epochs=1)
+    untested = {"truth": None, "test_images": None, "test_labels": None}
+    settings = frozen(root, tmp_path / "run", annotations=copy, epochs=1, **untested)
     go(settings)
     table(copy, ("task", "worker", "label"), [("i00", "a", "red"), ("i01", "b", "blue")])
     with pytest.raises(InputError, match="changed since"):
@@ -431,6 +432,7 @@ def test_dense_files(tmp_path):
         ("0 1\n1 0\n1 1\n", "has 2 names for 3 rows", {"items": items}),
         ("0 1\n1\n", "line 2: 1 columns where line 1 has 2", {"items": items}),
         ("i,a,a,b,c\nx,1,1,1,1\n", "line 1: column 'a' occurs twice", {}),
+        ("x 1 -1 0 2\ny 1 -1 0 2\n", "line 1: column '-1' is no name of a worker: the first line must", {}),
         ("image,person,answer\nx,a,1\n", "name yours with --task-column", {}),
         ("", "is empty", {}),
     ):
@@ -444,6 +446,8 @@ def test_long_files(tmp_path):
     assert table.task == ["007", "008", "008"] and table.label == [None, "1", None]
     assert table.where(1).endswith("a.csv, line 4")
     assert cells(annotations(tmp_path / "b.csv", "task;worker;label\nx;1;-1\n")) == [("x", "1", "-1")]
+    # what pandas writes of a column of integers with a gap
+    assert cells(annotations(tmp_path / "b.csv", "task,worker,label\nx,1,2.0\ny,1,\n")) == [("x", "1", "2")]
     assert cells(annotations(tmp_path / "b.csv", "task\tworker\tlabel\nx\t1\t0\n", missing="0")) == []
     with pytest.raises(InputError, match="line 2: column 'worker' is empty"):
         annotations(tmp_path / "c.csv", "task,worker,label\nx,,1\n")

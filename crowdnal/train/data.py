@@ -109,7 +109,8 @@ def find_images(root: Path, argument: str) -> list[str]:
     found = []
     for path in root.rglob("*"):
         relative = path.relative_to(root)
-        if path.suffix.lower() in EXTENSIONS and not any(part.startswith(".") for part in relative.parts):
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if path.suffix.lower() in EXTENSIONS and not hidden and path.is_file():
             found.append(relative.as_posix())
     if not found:
         raise InputError(f"{argument} {root} holds no images ({', '.join(sorted(EXTENSIONS))})")

@@ -19,8 +19,9 @@ _STYLE = {
     "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
     "axes.facecolor": "white", "figure.constrained_layout.use": True,
 }  # fmt: skip
-_MAX_TICKS = 24
+_MAX_TICKS, _MAX_SMALL_TICKS = 24, 11
 _MAX_NUMBERS = 12
+DPI = 150
 
 
 P = ParamSpec("P")
@@ -94,19 +95,26 @@ def confusions(matrices: Tensor, titles: Sequence[str], classes: Sequence[str], 
     count = len(titles)
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure, axes = _figure(rows * columns, (2.45 * columns + 1.4, 2.55 * rows + 0.9), (rows, columns))
-    image = None
-    for i, ax in enumerate(axes):
-        if i >= count:
-            ax.set_axis_off()
-            continue
+    # placed in inches: automatic layouts do not settle on square axes beside a colour bar
+    names = 0.2 + 0.075 * max(len(short(name)) for name in classes)
+    side, across, down, left, bottom, top, right = 1.95, 0.16, 0.5, 0.3 + names, 0.3 + names, 0.5, 1.1
+    width, height = left + columns * (side + across) + right, bottom + rows * side + (rows - 1) * down + top
+    figure = _empty_figure((width, height))
+    figure.set_layout_engine("none")
+
+    def place(x: float, y: float, w: float, h: float) -> Any:
+        return figure.add_axes((x / width, y / height, w / width, h / height))
+
+    for i, title in enumerate(titles):
+        x, y = left + (i % columns) * (side + across), bottom + (rows - 1 - i // columns) * (side + down)
+        ax = place(x, y, side, side)
         image = _heatmap(ax, matrices[i])
-        ax.set_title(titles[i], fontsize=8.5, fontweight="normal")
-        _ticks(ax, classes, x=i + columns >= count, y=i % columns == 0)
-    if image is not None:
-        figure.colorbar(image, ax=axes, shrink=min(1.0, 1.6 / rows), aspect=25, label="probability")
-    figure.supxlabel("label given", fontsize=9)
-    figure.supylabel("true class", fontsize=9)
+        ax.set_title(title, fontsize=8.5, fontweight="normal")
+        _ticks(ax, classes, x=i + columns >= count, y=i % columns == 0, most=_MAX_SMALL_TICKS)
+    middle = bottom + (height - bottom - top) / 2
+    figure.colorbar(image, cax=place(width - right + 0.2, middle - 0.9, 0.13, 1.8), label="probability")
+    figure.text((left + (width - left - right) / 2) / width, 0.08 / height, "label given", ha="center")
+    figure.text(0.08 / width, middle / height, "true class", va="center", rotation=90)
     return figure
 
 
@@ -134,20 +142,24 @@ def reliability(num_labels: Tensor, values: Tensor, spammer: Tensor) -> Any:
     return figure
 
 
-def _figure(count: int, size: tuple[float, float], grid: tuple[int, int] | None = None) -> tuple[Any, list[Any]]:
+def _figure(count: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    figure = _empty_figure(size)
+    return figure, figure.subplots(1, count, squeeze=False).ravel().tolist()
+
+
+def _empty_figure(size: tuple[float, float]) -> Any:
     # an object of its own, not pyplot's: nothing global changes, and no display is looked for
-    figure = require("matplotlib.figure", extra="train").Figure(figsize=size, dpi=130)
+    figure = require("matplotlib.figure", extra="train").Figure(figsize=size, dpi=DPI)
     require("matplotlib.backends.backend_agg", extra="train").FigureCanvasAgg(figure)
-    rows, columns = grid or (1, count)
-    return figure, figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    return figure
 
 
 def _heatmap(ax: Any, matrix: Tensor) -> Any:
     return ax.imshow(matrix.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
 
 
-def _ticks(ax: Any, classes: Sequence[str], *, x: bool, y: bool) -> None:
-    step = -(-len(classes) // _MAX_TICKS)
+def _ticks(ax: Any, classes: Sequence[str], *, x: bool, y: bool, most: int = _MAX_TICKS) -> None:
+    step = -(-len(classes) // most)
     places = list(range(0, len(classes), step))
     names = [short(classes[i]) for i in places]
     ax.set_xticks(places if x else [], names if x else [], rotation=90 if max(map(len, names)) > 3 else 0)

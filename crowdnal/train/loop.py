@@ -137,10 +137,11 @@ class Trainer:
         """Train up to the last epoch, with a checkpoint after each."""
         epochs = self.config.epochs or 0
         threads = torch.get_num_threads()
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
-        elif _is_small(self.model, self.config) and self.device.type == "cpu":
+        if self.config.threads is None and self.device.type == "cpu" and _is_small(self.model, self.config):
             torch.set_num_threads(1)
+        cudnn = torch.backends.cudnn
+        before = cudnn.deterministic, cudnn.benchmark
+        cudnn.deterministic, cudnn.benchmark = True, False
         try:
             if self.progress.epoch == 0:
                 everything = torch.arange(len(self.annotations))
@@ -150,6 +151,7 @@ class Trainer:
                     track.advance(1, self._epoch(self.progress.epoch))
         finally:
             torch.set_num_threads(threads)
+            cudnn.deterministic, cudnn.benchmark = before
         return self.progress
 
     def _epoch(self, epoch: int) -> str:

@@ -119,25 +119,22 @@ def write_tables(out: Path, data: TrainingData, estimates: Estimates, history: S
     _write_csv(out / "annotators.csv", ["annotator", "num_labels", "reliability", "spammer_score"], rows)
 
     label, model = estimates.posterior.max(1), estimates.probs.max(1)
-    vote, counts = majority(data.annotations), data.annotations.counts
     names = data.classes
+    columns = (
+        data.images.ids, label.indices.tolist(), label.values.tolist(), model.indices.tolist(), model.values.tolist(),
+        data.annotations.counts.tolist(), majority(data.annotations).tolist(),
+    )  # fmt: skip
     _write_csv(
         out / "labels.csv",
         ["item", "label", "probability", "model_label", "model_probability", "num_labels", "majority_vote"],
         (
-            [
-                item, names[int(label.indices[i])], f"{float(label.values[i]):.6f}",
-                names[int(model.indices[i])], f"{float(model.values[i]):.6f}",
-                int(counts[i]), names[int(vote[i])] if vote[i] >= 0 else "",
-            ]
-            for i, item in enumerate(data.images.ids)
+            [item, names[k], f"{p:.6f}", names[m], f"{q:.6f}", count, names[vote] if vote >= 0 else ""]
+            for item, k, p, m, q, count, vote in zip(*columns, strict=True)
         ),
-    )  # fmt: skip
-    columns = list(history[0])
+    )
+    numbers = list(history[0])
     _write_csv(
-        out / "history.csv",
-        columns,
-        (["" if row[column] is None else row[column] for column in columns] for row in history),
+        out / "history.csv", numbers, (["" if row[name] is None else row[name] for name in numbers] for row in history)
     )
 
 

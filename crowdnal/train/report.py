@@ -19,6 +19,7 @@ from crowdnal.train.outputs import Estimates, majority
 _CONFUSIONS = 12
 _RANKED = 8
 _GALLERY = 12
+_PIXELS_PER_INCH = 94  # letters of all figures are as large as the text around them
 
 _CSS = """
 :root { color-scheme: light; }
@@ -29,7 +30,7 @@ main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 10px; }
 .sub { color: #52606d; margin: 0 0 20px; overflow-wrap: anywhere; }
 section { background: #fff; border: 1px solid #e4e7eb; border-radius: 10px; padding: 18px 20px; margin: 18px 0; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 12px; }
 .tile { background: #fff; border: 1px solid #e4e7eb; border-radius: 10px; padding: 12px 16px; }
 .tile b { display: block; font-size: 24px; line-height: 1.25; font-variant-numeric: tabular-nums; }
 .tile span { color: #52606d; font-size: 13px; }
@@ -87,7 +88,9 @@ def _section(title: str, body: str, note: str = "") -> str:
 
 
 def _image(png: bytes, what: str) -> str:
-    return f'<img class="figure" alt="{escape(what)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    width = int.from_bytes(png[16:20], "big") * _PIXELS_PER_INCH // figures.DPI
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f'<img class="figure" width="{width}" alt="{escape(what)}" src="{source}">'
 
 
 def _tiles(found: dict[str, Any]) -> str:
@@ -120,12 +123,13 @@ def _annotators(found: dict[str, Any], data: TrainingData, estimates: Estimates)
         + ("The matrices are the objective's own." if estimates.from_model else _EMPIRICAL)
         + " Few labels give a rough estimate; annotators.csv has all annotators."
     )
-    enough = given[counts >= min(10, int(counts.max()))]
+    least = min(10, int(counts.max()))
+    enough = given[counts >= least]
     ranked = enough[torch.argsort(estimates.reliability[enough], descending=True, stable=True)]
     best, worst = ranked[:_RANKED], ranked[_RANKED:][-_RANKED:].flip(0)
-    tables = _ranking("Most reliable (10 labels or more)", best.tolist(), data, estimates)
+    tables = _ranking(f"Most reliable ({least} labels or more)", best.tolist(), data, estimates)
     if len(worst):
-        tables += _ranking("Least reliable (10 labels or more)", worst.tolist(), data, estimates)
+        tables += _ranking(f"Least reliable ({least} labels or more)", worst.tolist(), data, estimates)
     body = _image(picture, "reliability against number of labels") + f'<div class="columns">{tables}</div>'
     return _section("Annotators", body, note)
 
@@ -162,7 +166,7 @@ def _confusions(data: TrainingData, estimates: Estimates) -> str:
     top = torch.argsort(estimates.num_labels, descending=True, stable=True)[:_CONFUSIONS]
     top = top[estimates.num_labels[top] > 0]
     titles = [
-        f"{figures.short(_annotator(data, r), 14)} · {int(counts[r])} labels · {float(estimates.reliability[r]):.2f}"
+        f"{figures.short(_annotator(data, r), 18)}\n{int(counts[r]):,} labels, {float(estimates.reliability[r]):.2f}"
         for r in top.tolist()
     ]
     body = (

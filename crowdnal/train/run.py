@@ -83,6 +83,8 @@ def run(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None 
     session.describe()
     if recorded is None:
         _record(config, loaded)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads or threads)
     try:
         trainer = session.trainer(session.prepare())
         if resume:
@@ -97,6 +99,8 @@ def run(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None 
         if not (config.out / CHECKPOINT).exists():  # nothing to resume: let the mended command begin again
             (config.out / RUN).unlink(missing_ok=True)
         raise
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass

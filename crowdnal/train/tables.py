@@ -98,7 +98,7 @@ def _long(
         label = cells[label_at]
         table.task.append(cells[task_at])
         table.worker.append(cells[worker_at])
-        table.label.append(None if label in MISSING or label == missing else label)
+        table.label.append(None if label in MISSING or label == missing else _integer(label))
         table.line.append(number)
     return table
 
@@ -119,9 +119,13 @@ def _dense(
         body = [(number, name, cells) for (number, cells), name in zip(lines, names, strict=True)]
     else:
         workers = header[1:]
-        repeated = next((w for i, w in enumerate(workers) if w in workers[:i]), None)
-        if repeated is not None:
-            raise InputError(f"{path}, line {lines[0][0]}: column {repeated!r} occurs twice; a worker has one column")
+        wrong = next((w for i, w in enumerate(workers) if w in workers[:i] or _same(w, missing) or w in MISSING), None)
+        if wrong is not None:
+            what = "occurs twice" if workers.count(wrong) > 1 else "is no name of a worker"
+            raise InputError(
+                f"{path}, line {lines[0][0]}: column {wrong!r} {what}: the first line must name the tasks' column and "
+                "then each worker once"
+            )
         body = [(number, cells[0], cells[1:]) for number, cells in lines[1:]]
     table = LongTable(path, [], [], [], [], workers)
     for number, task, cells in body:
@@ -162,9 +166,8 @@ def read_labels(path: Path, items: Path | None, columns: tuple[str, str], argume
             )
         at = [0, 1]
     rows = [(number, cells) for number, cells in lines[1:] if cells[at[1]] not in MISSING]
-    return LabelTable(
-        path, [cells[at[0]] for _, cells in rows], [cells[at[1]] for _, cells in rows], [number for number, _ in rows]
-    )
+    labels = [str(_integer(cells[at[1]])) for _, cells in rows]
+    return LabelTable(path, [cells[at[0]] for _, cells in rows], labels, [number for number, _ in rows])
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
