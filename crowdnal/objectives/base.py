@@ -19,7 +19,8 @@ Predict = Callable[[], tuple[Tensor, Tensor | None]]
 class Objective(nn.Module):
     """Base of all objectives.
 
-    A method implements ``_loss``, ``_log_likelihood``, ``confusion`` and what else of the following differs.
+    A method implements ``_nll`` (or ``_loss`` and ``_log_likelihood``), ``confusion`` and what else of the
+    following differs.
     ``loss``, ``log_likelihood`` and ``posterior`` check their input, switch autocast off and hand at least
     float32 logits and ``Annotations`` to the method, which never has to think about either.
 
@@ -143,9 +144,21 @@ class Objective(nn.Module):
         )
 
     def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        return self._nll(logits, annotations, features, annotations.weight, self.reduction)
 
     def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        ones = logits.new_ones(annotations.num_annotations)
+        return -self._nll(logits, annotations, features, ones, "none")
+
+    def _nll(
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
+    ) -> Tensor:
+        """Negative log-likelihood of the labels, reduced with these weights ``[nnz]`` (None = 1)."""
         raise NotImplementedError
 
     def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:

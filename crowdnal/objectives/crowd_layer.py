@@ -63,15 +63,13 @@ class CrowdLayer(Objective):
         """``[R, C, K]``: softmax of h for a classifier that is certain of class k."""
         return self.annotators.probs()
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return self._cross_entropy(logits, annotations, annotations.weight, self.reduction)
-
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        ones = logits.new_ones(annotations.num_annotations)
-        return -self._cross_entropy(logits, annotations, ones, "none")
-
-    def _cross_entropy(
-        self, logits: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction
+    def _nll(
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
     ) -> Tensor:
         p = logits.softmax(-1)
         if isinstance(self.annotators, FreeConfusion):

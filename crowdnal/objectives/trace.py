@@ -100,15 +100,13 @@ class TraceRegularized(Objective):
             )
         return self._in_warmup
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return self._nll(logits, annotations, annotations.weight, self.reduction)
-
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        ones = logits.new_ones(annotations.num_annotations)
-        return -self._nll(logits, annotations, ones, "none")
-
     def _nll(
-        self, logits: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
     ) -> Tensor:
         return crowd_mixture_nll(
             logits.log_softmax(-1),
