@@ -18,7 +18,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -28,11 +27,10 @@ from typing import Any
 
 import torch
 from _formulations import GRID, OPS, TINY, Candidate, Cell, Formulation, Op, Problem
+from _machine import OtherProcesses, copy_rate, describe, product_rate, timed
 from torch import Tensor
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
-
-import crowdnal
 
 OURS = "crowdnal"
 BLOCK = 0.01  # seconds, at least, of one formulation's turn
@@ -47,9 +45,8 @@ def main() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's chatter
     torch.set_num_threads(arguments.threads)
     peak = {"copy_gb_per_s": copy_rate() / 1e9, "fp32_gflop_per_s": product_rate() / 1e9}
-    machine = describe(arguments) | peak
-    if machine["load_average_before"] > 0.5:
-        print("Other processes are running: these are not the times of an idle machine.", file=sys.stderr)
+    machine = describe() | {"dtype": arguments.dtype} | peak
+    others = OtherProcesses()
     rows: list[Row] = []
     for op in arguments.ops:
         for cell in arguments.cells:
@@ -57,11 +54,13 @@ def main() -> None:
             rows += measure(op, cell, arguments, peak)
             print(f"{op.name} {cell.name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         show(op, arguments.cells, rows, arguments.markdown)
-    machine["load_average_after"] = os.getloadavg()[0]
+    machine["cores_busy_with_other_processes"] = others.cores()
     summary = {op.name: geometric_mean([r for _, _, r in best_others(op, rows)]) for op in arguments.ops}
     summary["all"] = geometric_mean([r for op in arguments.ops for _, _, r in best_others(op, rows)])
     print("\nGeometric mean of the ratios: " + ", ".join(f"{name} {mean:.1f}" for name, mean in summary.items()))
-    print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
+    print("\n" + ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in machine.items()))
+    if machine["cores_busy_with_other_processes"] > 0.1:
+        print("\nOther processes were running: these are not the times of an idle machine.")
     if arguments.json:
         result = {"benchmark": "kernels", "quick": arguments.quick, "machine": machine, "rows": rows}
         arguments.json.write_text(json.dumps(result | {"geometric_mean_ratio": summary}, indent=1) + "\n")
@@ -94,48 +93,6 @@ def parse() -> argparse.Namespace:
         parser.error("--ops matches no op")
     arguments.torch_dtype = getattr(torch, arguments.dtype)
     return arguments
-
-
-# The machine
-
-
-def best_rate(work: float, step: Callable[[], object], seconds: float = 0.5) -> float:
-    """The best of many: a peak, whatever else runs."""
-    step()
-    best, end = 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        best = max(best, work / timed(step, 1))
-    return best
-
-
-def copy_rate() -> float:
-    """Bytes a second, read and written, of a copy that no cache of a core holds."""
-    source = torch.ones(2**26)
-    target = torch.empty_like(source)
-    return best_rate(2 * source.nbytes, lambda: target.copy_(source))
-
-
-def product_rate() -> float:
-    a, b = torch.randn(2, 2048, 2048)
-    out = torch.empty_like(a)
-    return best_rate(2 * 2048**3, lambda: torch.mm(a, b, out=out))
-
-
-def describe(arguments: argparse.Namespace) -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    if (cpuinfo := Path("/proc/cpuinfo")).is_file():
-        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].partition(":")[2].strip() if lines else model
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-        "backend": crowdnal.backend()["cpu"],
-        "dtype": arguments.dtype,
-        "load_average_before": os.getloadavg()[0],
-    }
 
 
 # Measuring
@@ -221,14 +178,6 @@ def difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Largest deviation of an output or gradient, in units of its largest value; NaN if there is one."""
     relative = [(a - b).abs().max() / b.abs().max() for a, b in zip(results, expected, strict=True)]
     return float(torch.stack(relative).max())
-
-
-def timed(step: Callable[[], object], repeats: int) -> float:
-    """Seconds a step."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    return (time.perf_counter() - start) / repeats
 
 
 def typical(step: Callable[[], object]) -> float:

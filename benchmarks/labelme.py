@@ -61,7 +61,7 @@ def parse() -> argparse.Namespace:
 def train(data: Path, work: Path, objective: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     out = work / f"{objective}-{seed}"
     command = [
-        sys.executable, "-m", "crowdnal", "train", "--quiet",
+        sys.executable, "-P", "-m", "crowdnal", "train", "--quiet",
         "--images", data / "images/train", "--annotations", data / "answers.txt",
         "--items", data / "filenames_train.txt", "--truth", data / "labels_train.txt", "--classes", CLASSES,
         "--test-images", data / "images/test", "--test-labels", data / "labels_test.txt",

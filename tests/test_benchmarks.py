@@ -31,7 +31,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     torch.set_num_threads(1)
     yield importlib.import_module("kernels")
     torch.set_num_threads(threads)
-    for name in ("kernels", "_formulations"):
+    for name in ("kernels", "_formulations", "_machine"):
         sys.modules.pop(name)
 
 

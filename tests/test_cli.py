@@ -150,7 +150,7 @@ def test_killed_in_an_epoch(root, tmp_path):
     settings = config(root, tmp_path / "run", epochs=15, holdout=0.1, schedule="cosine")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
-        [sys.executable, "-m", "crowdnal", *arguments(settings)], env=environment, stdout=subprocess.DEVNULL
+        [sys.executable, "-P", "-m", "crowdnal", *arguments(settings)], env=environment, stdout=subprocess.DEVNULL
     )
     checkpoint, limit = settings.out / "checkpoint.pt", time.monotonic() + 120
     try:

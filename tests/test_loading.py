@@ -81,7 +81,7 @@ def test_pickles_and_copies() -> None:
 def run(code: str) -> str:
     """What another Python prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-P", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout.strip()
 
 

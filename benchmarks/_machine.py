@@ -1,0 +1,80 @@
+"""What the machine is, what it can do at most, and how much of it others use meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import crowdnal
+
+
+def timed(step: Callable[[], object], repeats: int) -> float:
+    """Seconds a step."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    return (time.perf_counter() - start) / repeats
+
+
+def best_rate(work: float, step: Callable[[], object], seconds: float = 0.5) -> float:
+    """The best of many: a peak, whatever else runs."""
+    step()
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        best = max(best, work / timed(step, 1))
+    return best
+
+
+def copy_rate() -> float:
+    """Bytes a second, read and written, of a copy that no cache of a core holds."""
+    source = torch.ones(2**26)
+    target = torch.empty_like(source)
+    return best_rate(2 * source.nbytes, lambda: target.copy_(source))
+
+
+def product_rate() -> float:
+    a, b = torch.randn(2, 2048, 2048)
+    out = torch.empty_like(a)
+    return best_rate(2 * 2048**3, lambda: torch.mm(a, b, out=out))
+
+
+def describe() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    if (cpuinfo := Path("/proc/cpuinfo")).is_file():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].partition(":")[2].strip() if lines else model
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "backend": crowdnal.backend()["cpu"],
+    }
+
+
+class OtherProcesses:
+    """How many cores everything but this process and its children kept busy since this was made (0 off Linux)."""
+
+    def __init__(self) -> None:
+        self.start = self.seconds()
+
+    @staticmethod
+    def seconds() -> tuple[float, float]:
+        """(time, processor seconds of all other processes)."""
+        stat, total = Path("/proc/stat"), 0.0
+        if stat.is_file():
+            user, nice, system, _, _, irq, softirq, steal = map(int, stat.read_text().split()[1:9])
+            ticks = user + nice + system + irq + softirq + steal
+            total = ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+        return time.perf_counter(), total
+
+    def cores(self) -> float:
+        now, used = self.seconds()
+        return max(0.0, (used - self.start[1]) / (now - self.start[0]))
