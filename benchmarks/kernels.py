@@ -9,7 +9,9 @@ median block counts. All get what they read (annotations in both orders, index t
 
 JSON rows: op, cell, formulation, milliseconds, ratio_to_ours (its time in units of ours), share_of_peak (bytes or
 operations that the mathematics needs, the larger share of copy bandwidth and fp32 matrix rate, both measured in this
-run), peak_extra_bytes (allocated beyond inputs and gradients), skipped (why there are no numbers, or null).
+run), peak_extra_bytes (allocated beyond inputs and gradients), skipped (why there are no numbers, or null),
+cores_busy_elsewhere (with other processes, while the cell was timed). Where these and our threads are more than the
+cores, the OpenMP threads of all formulations wait for one another and the times mean little: the cell has a star.
 """
 
 from __future__ import annotations
@@ -46,7 +48,6 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     peak = {"copy_gb_per_s": copy_rate() / 1e9, "fp32_gflop_per_s": product_rate() / 1e9}
     machine = describe() | {"dtype": arguments.dtype} | peak
-    others = OtherProcesses()
     rows: list[Row] = []
     for op in arguments.ops:
         for cell in arguments.cells:
@@ -54,13 +55,16 @@ def main() -> None:
             rows += measure(op, cell, arguments, peak)
             print(f"{op.name} {cell.name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         show(op, arguments.cells, rows, arguments.markdown)
-    machine["cores_busy_with_other_processes"] = others.cores()
     summary = {op.name: geometric_mean([r for _, _, r in best_others(op, rows)]) for op in arguments.ops}
     summary["all"] = geometric_mean([r for op in arguments.ops for _, _, r in best_others(op, rows)])
-    print("\nGeometric mean of the ratios: " + ", ".join(f"{name} {mean:.1f}" for name, mean in summary.items()))
+    star = "*" if any(contended(row) for row in rows) else ""
+    print(f"\nGeometric mean of the ratios{star}: " + ", ".join(f"{k} {mean:.1f}" for k, mean in summary.items()))
     print("\n" + ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in machine.items()))
-    if machine["cores_busy_with_other_processes"] > 0.1:
-        print("\nOther processes were running: these are not the times of an idle machine.")
+    if star:
+        print(
+            "\n* Other processes competed for the cores: do not quote these. Wait until they end, use fewer --threads, "
+            "or set GOMP_SPINCOUNT=0, which makes waiting threads sleep."
+        )
     if arguments.json:
         result = {"benchmark": "kernels", "quick": arguments.quick, "machine": machine, "rows": rows}
         arguments.json.write_text(json.dumps(result | {"geometric_mean_ratio": summary}, indent=1) + "\n")
@@ -128,7 +132,9 @@ def measure(op: Op, cell: Cell, arguments: argparse.Namespace, peak: dict[str, f
         else:
             attempt(name, formulation, True)
     rounds, seconds = (5, 0.1) if arguments.quick else (15, 1.0)
+    others = OtherProcesses()
     milliseconds = interleaved(running, once, rounds, seconds)
+    busy = others.cores()
     bytes_needed, operations = op.work(problem)
     floor = 1e-6 * max(bytes_needed / peak["copy_gb_per_s"], operations / peak["fp32_gflop_per_s"])
     return [
@@ -141,6 +147,7 @@ def measure(op: Op, cell: Cell, arguments: argparse.Namespace, peak: dict[str, f
             "share_of_peak": floor / milliseconds[name] if name in running else None,
             "peak_extra_bytes": peak_extra_bytes(running[name]) if name in running else None,
             "skipped": reason or None,
+            "cores_busy_elsewhere": busy,
         }
         for name, reason in reasons.items()
     ]
@@ -257,6 +264,10 @@ def best_others(op: Op, rows: list[Row]) -> list[tuple[Row, Row, float]]:
     return found
 
 
+def contended(row: Row) -> bool:
+    return torch.get_num_threads() + row["cores_busy_elsewhere"] > (os.cpu_count() or 1) + 0.2
+
+
 def geometric_mean(values: list[float]) -> float:
     return statistics.geometric_mean(values) if values else float("nan")
 
@@ -268,7 +279,8 @@ def show(op: Op, cells: Sequence[Cell], rows: list[Row], markdown: bool) -> None
         megabytes = [f"{row['peak_extra_bytes'] / 1e6:.3g}" for row in (ours, best)]
         times = [f"{row['milliseconds']:.3g}" for row in (ours, best)]
         shares = [f"{ratio:.1f}", f"{ours['share_of_peak']:.0%}"]
-        table.append([ours["cell"], sizes[ours["cell"]], *times, best["formulation"], *shares, *megabytes])
+        star = "*" if contended(ours) else ""
+        table.append([ours["cell"] + star, sizes[ours["cell"]], *times, best["formulation"], *shares, *megabytes])
     print(f"\n{'### ' if markdown else ''}{op.name}\n")
     if markdown:
         table.insert(1, ["---", "---", "--:", "--:", "---", "--:", "--:", "--:", "--:"])

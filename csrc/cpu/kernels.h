@@ -22,7 +22,8 @@ inline int64_t grain(int64_t cost) { return std::max<int64_t>(1, 65536 / std::ma
 // it pays more to go through items in their own order.
 inline bool by_annotator(const Shape& shape) { return shape.cols > kSmall; }
 
-// out[n, k] = (shared[item_n, k] or 0) + sum_c scores[item_n, c] confusion[annotator_n, c, k]; then finish(n, row n).
+// out[n, k] = (shared[item_n, k] or 0) + sum_c scores[item_n, c] confusion[annotator_n, c, k]; then
+// finish(n[], rows[], count) for at most kLanes annotations at a time.
 template <class T, class Finish>
 void mix(const T* scores, const T* confusion, const T* shared, T* out, const Index& index, const Shape& shape,
          const Finish& finish);
@@ -77,10 +78,17 @@ void mix(const T* scores, const T* confusion, const T* shared, T* out, const Ind
   const int64_t rows = shape.rows, cols = shape.cols;
   torch::stable::parallel_for(0, index.nnz, grain(shape.matrix() + 8 * cols), [&](int64_t begin, int64_t end) {
     if (!by_annotator(shape)) {
-      for (int64_t n = begin; n < end; ++n) {
-        mix_row(scores + index.item[n] * rows, confusion + index.annotator[n] * shape.matrix(),
-                shared ? shared + index.item[n] * cols : nullptr, out + n * cols, rows, cols);
-        finish(n, out + n * cols);
+      int64_t each[kLanes];
+      T* h[kLanes];
+      for (int64_t block = begin; block < end; block += kLanes) {
+        const int64_t count = std::min(kLanes, end - block);
+        for (int64_t j = 0; j < count; ++j) {
+          const int64_t n = each[j] = block + j;
+          h[j] = out + n * cols;
+          mix_row(scores + index.item[n] * rows, confusion + index.annotator[n] * shape.matrix(),
+                  shared ? shared + index.item[n] * cols : nullptr, h[j], rows, cols);
+        }
+        finish(each, h, count);
       }
       return;
     }
@@ -97,7 +105,7 @@ void mix(const T* scores, const T* confusion, const T* shared, T* out, const Ind
         }
       }
       mix_group(z, confusion + index.annotator[n[0]] * shape.matrix(), h, count, rows, cols);
-      for (int64_t j = 0; j < count; ++j) finish(n[j], h[j]);
+      finish(n, h, count);
     });
   });
 }

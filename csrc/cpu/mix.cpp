@@ -116,7 +116,7 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
     mix(pointer<T>(z), pointer<T>(w), static_cast<const T*>(nullptr), output<T>(out), view, shape,
-        [](int64_t, T*) {});
+        [](const int64_t*, T* const*, int64_t) {});
   });
   return out;
 }

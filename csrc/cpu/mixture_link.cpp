@@ -155,6 +155,13 @@ std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, cons
     parallel_for(0, view.nnz, grain(kind == Normalization::kNone ? shape.cols * 8 : shape.matrix() * 8),
                  [&](int64_t begin, int64_t end) {
       Columns<T> columns;
+      int64_t waiting[kLanes], count = 0;  // annotations whose joint is there, not yet its posterior
+      T *rows[kLanes], log_sums[kLanes];
+      const auto finish = [&] {
+        softmax_rows(rows, log_sums, count, shape.cols);
+        for (int64_t j = 0; j < count; ++j) output<T>(nll)[waiting[j]] = -log_sums[j];
+        count = 0;
+      };
       for_each_annotator(view, begin, end, [&](int64_t first, int64_t last) {
         const T* matrix = pointer<T>(a) + view.annotator[view.order[first]] * shape.matrix();
         const bool ready = normalize(matrix, shape.rows, shape.cols, kind, columns);
@@ -168,9 +175,12 @@ std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, cons
           if (pending) log_softplus_row(matrix + row, columns.softplus.data() + row, shape.cols, t);
           log_joint(pointer<T>(log_p) + view.item[n] * shape.cols, pending ? t : values + row, columns.log_sum.data(),
                     shape.cols, t);
-          output<T>(nll)[n] = -softmax_row(t, shape.cols);
+          waiting[count] = n;
+          rows[count++] = t;
+          if (count == kLanes) finish();
         }
       });
+      if (count > 0) finish();
     });
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(weight), view.nnz);
     *output<T>(loss) = mean ? total / static_cast<T>(std::max<int64_t>(1, view.nnz)) : total;

@@ -76,40 +76,54 @@ CROWDNAL_INLINE void add_outer_of(const T* z, const T* g, T* __restrict out, int
 }
 
 template <class T>
-CROWDNAL_INLINE T normalize(T* e, int64_t cols, T sum, T shift) {
+CROWDNAL_INLINE T softmax_row(T* h, int64_t cols) {
+  constexpr T kLowest = -std::numeric_limits<T>::infinity();
+  T highest = kLowest, sum = 0;
+#pragma omp simd reduction(max : highest)
+  for (int64_t k = 0; k < cols; ++k) highest = h[k] > highest ? h[k] : highest;
+  const T shift = highest == kLowest ? T(0) : highest;
+  for (int64_t k = 0; k < cols; ++k) h[k] = fast_exp(h[k] - shift);
+#pragma omp simd reduction(+ : sum)
+  for (int64_t k = 0; k < cols; ++k) sum += h[k];
   const T inverse = sum == 0 ? T(0) : T(1) / sum;
-  for (int64_t k = 0; k < cols; ++k) e[k] *= inverse;
+  for (int64_t k = 0; k < cols; ++k) h[k] *= inverse;
   return fast_log(sum) + shift;
 }
 
-// Up to kSmall in one padded vector: one exponential for all, maximum and sum as trees.
-template <int64_t K, class T>
-CROWDNAL_INLINE T softmax_row_of(T* h, int64_t count) {
+// Short rows transposed, a row a lane: a row alone would wait for its own maximum, exponentials and sum.
+constexpr int64_t kShort = 32;
+
+template <class T>
+CROWDNAL_INLINE void softmax_lanes(T* const* h, T* log_sums, int64_t count, int64_t cols) {
   constexpr T kLowest = -std::numeric_limits<T>::infinity();
-  T highest = kLowest, sum = 0;
-  if constexpr (K > 0) {
-    constexpr int64_t kPadded = K <= 2 ? 2 : (K <= 4 ? 4 : (K <= 8 ? 8 : 16));
-    T e[kPadded], tree[kPadded];
-    for (int64_t k = 0; k < kPadded; ++k) tree[k] = e[k] = k < K ? h[k] : kLowest;
-    for (int64_t half = kPadded / 2; half > 0; half /= 2) {
-      for (int64_t k = 0; k < half; ++k) tree[k] = tree[k + half] > tree[k] ? tree[k + half] : tree[k];
+  T lanes[kShort * kLanes], shift[kLanes], sum[kLanes], inverse[kLanes];
+  for (int64_t j = 0; j < kLanes; ++j) {
+    const T* row = h[j < count ? j : 0];
+    for (int64_t k = 0; k < cols; ++k) lanes[k * kLanes + j] = row[k];
+  }
+  for (int64_t j = 0; j < kLanes; ++j) shift[j] = kLowest;
+  for (int64_t k = 0; k < cols; ++k) {
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const T x = lanes[k * kLanes + j];
+      shift[j] = x > shift[j] ? x : shift[j];
     }
-    highest = tree[0];
-    const T shift = highest == kLowest ? T(0) : highest;
-    for (int64_t k = 0; k < kPadded; ++k) tree[k] = e[k] = fast_exp(e[k] - shift);
-    for (int64_t half = kPadded / 2; half > 0; half /= 2) {
-      for (int64_t k = 0; k < half; ++k) tree[k] += tree[k + half];
+  }
+  for (int64_t j = 0; j < kLanes; ++j) {
+    shift[j] = shift[j] == kLowest ? T(0) : shift[j];
+    sum[j] = 0;
+  }
+  for (int64_t k = 0; k < cols; ++k) {
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const T e = fast_exp(lanes[k * kLanes + j] - shift[j]);
+      lanes[k * kLanes + j] = e;
+      sum[j] += e;
     }
-    for (int64_t k = 0; k < K; ++k) h[k] = e[k];
-    return normalize(h, K, tree[0], shift);
-  } else {
-#pragma omp simd reduction(max : highest)
-    for (int64_t k = 0; k < count; ++k) highest = h[k] > highest ? h[k] : highest;
-    const T shift = highest == kLowest ? T(0) : highest;
-    for (int64_t k = 0; k < count; ++k) h[k] = fast_exp(h[k] - shift);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t k = 0; k < count; ++k) sum += h[k];
-    return normalize(h, count, sum, shift);
+  }
+  for (int64_t j = 0; j < kLanes; ++j) inverse[j] = sum[j] == 0 ? T(0) : T(1) / sum[j];
+  for (int64_t j = 0; j < kLanes; ++j) sum[j] = fast_log(sum[j]) + shift[j];
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t k = 0; k < cols; ++k) h[j][k] = lanes[k * kLanes + j] * inverse[j];
+    log_sums[j] = sum[j];
   }
 }
 
@@ -137,10 +151,9 @@ CROWDNAL_CLONES void add_outer(const T* scores, const T* grad, T* out, int64_t r
 }
 
 template <class T>
-CROWDNAL_CLONES T softmax_row(T* h, int64_t count) {
-#define BODY(K) softmax_row_of<K>(h, count)
-  CROWDNAL_BY_COLS(count, BODY)
-#undef BODY
+CROWDNAL_CLONES void softmax_rows(T* const* h, T* log_sums, int64_t count, int64_t cols) {
+  if (cols <= kShort) return softmax_lanes(h, log_sums, count, cols);
+  for (int64_t j = 0; j < count; ++j) log_sums[j] = softmax_row(h[j], cols);
 }
 
 template <class T>
@@ -222,7 +235,7 @@ CROWDNAL_CLONES void add_outer_group(const T* const* scores, const T* const* gra
   template void mix_row<T>(const T*, const T*, const T*, T*, int64_t, int64_t);                                \
   template void add_matrix_row<T>(const T*, const T*, T*, int64_t, int64_t);                                   \
   template void add_outer<T>(const T*, const T*, T*, int64_t, int64_t);                                        \
-  template T softmax_row<T>(T*, int64_t);                                                                      \
+  template void softmax_rows<T>(T* const*, T*, int64_t, int64_t);                                              \
   template void mix_group<T>(const T* const*, const T*, T* const*, int64_t, int64_t, int64_t);                 \
   template void add_matrix_group<T>(const T*, const T* const*, T* const*, int64_t, int64_t, int64_t);          \
   template void add_outer_group<T>(const T* const*, const T* const*, T*, int64_t, int64_t, int64_t);

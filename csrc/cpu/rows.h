@@ -22,9 +22,12 @@ void add_matrix_row(const T* matrix, const T* grad, T* out, int64_t rows, int64_
 template <class T>
 void add_outer(const T* scores, const T* grad, T* out, int64_t rows, int64_t cols);
 
-// h = softmax(h) in place; returns logsumexp(h). All -infinity gives 0 and -infinity.
+// Rows of different annotations that share the lanes of a vector where rows are short.
+constexpr int64_t kLanes = 16;
+
+// h = softmax(h) in place for `count` <= kLanes rows of `cols`, and logsumexp(h). All -infinity: 0 and -infinity.
 template <class T>
-T softmax_row(T* h, int64_t count);
+void softmax_rows(T* const* h, T* log_sums, int64_t count, int64_t cols);
 
 // The same for `count` <= kGroup annotations of one annotator, its matrix read once.
 template <class T>

@@ -26,10 +26,13 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
     const int64_t* y = pointer<int64_t>(labels);
-    mix(pointer<T>(z), pointer<T>(w), pointer<T>(shared), output<T>(probs), view, shape, [&](int64_t n, T* h) {
-      const T target = h[y[n]];
-      output<T>(nll)[n] = softmax_row(h, shape.cols) - target;
-    });
+    const auto finish = [&](const int64_t* n, T* const* h, int64_t count) {
+      T target[kLanes], log_sum[kLanes];
+      for (int64_t j = 0; j < count; ++j) target[j] = h[j][y[n[j]]];
+      softmax_rows(h, log_sum, count, shape.cols);
+      for (int64_t j = 0; j < count; ++j) output<T>(nll)[n[j]] = log_sum[j] - target[j];
+    };
+    mix(pointer<T>(z), pointer<T>(w), pointer<T>(shared), output<T>(probs), view, shape, finish);
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(weight), view.nnz);
     *output<T>(loss) = mean ? total / static_cast<T>(std::max<int64_t>(1, view.nnz)) : total;
   });
