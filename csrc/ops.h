@@ -35,8 +35,9 @@ std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, cons
 
 std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
                                                     const Tensor& log_probs, const Tensor& confusion,
-                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
-                                                    const Tensor& order, const Tensor& label, const Tensor& posterior,
+                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                    const Tensor& posterior,
                                                     int64_t normalization, bool mean, bool need_log_probs,
                                                     bool need_confusion);
 

@@ -28,7 +28,7 @@ def root(tmp_path_factory):
     return write(tmp_path_factory.mktemp("small"))
 
 
-def fails(capsys, words: list[str], *matches: str) -> None:
+def check_fails(capsys, words: list[str], *matches: str) -> None:
     assert cli.main(words) == 2
     output = capsys.readouterr()
     lines = output.err.strip().splitlines()
@@ -48,10 +48,10 @@ def test_train(root, tmp_path, capsys):
     for name in ("model.safetensors", "annotators.csv", "labels.csv", "history.csv", "metrics.json", "report.html"):
         assert str(out / name) in said and (out / name).is_file()
     assert len(read(out / "labels.csv")) == 39
-    fails(capsys, words, "holds a run already: add --resume")
+    check_fails(capsys, words, "holds a run already: add --resume")
     assert cli.main([*words, "--resume", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
-    fails(capsys, [*words, "--resume", "--lr", "0.5"], "--lr: it was 0.02, now 0.5")
+    check_fails(capsys, [*words, "--resume", "--lr", "0.5"], "--lr: it was 0.02, now 0.5")
 
 
 def test_command_of_a_configuration_is_that_configuration(root, tmp_path, monkeypatch):
@@ -89,20 +89,20 @@ def test_command_of_a_configuration_is_that_configuration(root, tmp_path, monkey
     ],
 )
 def test_mistakes(root, tmp_path, capsys, changes, matches):
-    fails(capsys, arguments(config(root, tmp_path / "run", **changes)), *matches)
+    check_fails(capsys, arguments(config(root, tmp_path / "run", **changes)), *matches)
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
 def test_task_without_image(root, tmp_path, capsys):
     file = table(tmp_path / "a.csv", ("task", "worker", "label"), [("i00", "a", "x"), ("i011", "a", "y")])
     words = arguments(config(root, tmp_path / "run", annotations=file, truth=None))
-    fails(capsys, words, r"a\.csv, line 3: no image 'i011'", "near matches: .*i01")
+    check_fails(capsys, words, r"a\.csv, line 3: no image 'i011'", "near matches: .*i01")
 
 
 def test_matrix_without_names(root, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("0 1 -1\n1 -1 0\n")
     words = arguments(config(root, tmp_path / "run", annotations=tmp_path / "a.txt", truth=None))
-    fails(capsys, words, "nothing says which image a row belongs to: give --items")
+    check_fails(capsys, words, "nothing says which image a row belongs to: give --items")
 
 
 def test_unreadable_image_in_a_worker(root, tmp_path, capsys):
@@ -115,12 +115,12 @@ def test_unreadable_image_in_a_worker(root, tmp_path, capsys):
         root, tmp_path / "run", images=images, annotations=file, workers=1, truth=None, test_images=None,
         test_labels=None,
     )  # fmt: skip
-    fails(capsys, arguments(settings), r"a\.png cannot be read as an image .*: mend or remove it$")
+    check_fails(capsys, arguments(settings), r"a\.png cannot be read as an image .*: mend or remove it$")
 
 
 def test_package_that_is_not_there(root, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    fails(capsys, arguments(config(root, tmp_path / "run")), re.escape('pip install "crowdnal[train]"'))
+    check_fails(capsys, arguments(config(root, tmp_path / "run")), re.escape('pip install "crowdnal[train]"'))
 
 
 def test_options_are_typed():

@@ -11,13 +11,12 @@ from crowdnal import reference
 from crowdnal.annotations import Annotations
 from crowdnal.functional import mix as _mix
 from crowdnal.functional._common import (
-    Reduction,
     check_confusion,
     check_shape,
     index_of,
     promote,
-    reduction_weights,
 )
+from crowdnal.functional._reduction import Reduction, reduction_weights
 from crowdnal.functional.mixture_link import MixtureLink
 from crowdnal.functional.softmax_link import SoftmaxLink
 

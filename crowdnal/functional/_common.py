@@ -1,9 +1,9 @@
-"""What the op families share: index tensors, dtypes, reductions, and the rules of `vmap`."""
+"""What the op families share: Functions, index tensors, dtypes, shapes, and the rules of `vmap`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +14,12 @@ from crowdnal.annotations import Annotations
 Index = tuple[Tensor, Tensor, Tensor, Tensor]
 """indptr [B + 1], item [nnz], annotator [nnz], order [nnz]: what every op takes."""
 
-Reduction = Literal["mean", "sum", "none", "item_mean"]
-
 
 class OpFunction(Function):
-    """Base of the Functions. `run` is `apply` at a third of its cost.
+    """Base of the Functions. `run` is `apply` without its overhead.
 
-    torch inspects the signature of a Function with `setup_context` on every call (80 us). Only `torch.func` needs that
-    form, so outside its transforms a twin runs whose `forward` sets up the context itself.
+    torch inspects the signature of a Function with `setup_context` on every call, which a small batch feels. Only
+    `torch.func` needs that form, so outside its transforms a twin runs whose `forward` sets up the context itself.
     """
 
     generate_vmap_rule = True
@@ -59,6 +57,12 @@ def index_of(annotations: Annotations) -> Index:
     return annotations.indptr, annotations.item, annotations.annotator, annotations.order
 
 
+def add(*terms: Tensor | None) -> Any:
+    """The sum of the terms that are there; None if none is."""
+    present = [term for term in terms if term is not None]
+    return sum(present[1:], present[0]) if present else None
+
+
 def promote(*tensors: Tensor | None) -> list[Any]:
     """The tensors in one floating dtype, at least float32 (None stays None)."""
     dtype = torch.float32
@@ -86,39 +90,6 @@ def check_confusion(confusion: Tensor, annotations: Annotations, label_dim: int)
             f"confusion has {confusion.shape[label_dim]} observed labels (dimension {label_dim} of shape "
             f"{tuple(confusion.shape)}), but the annotations have num_classes={annotations.num_classes}"
         )
-
-
-def reduction_weights(
-    annotations: Annotations, weight: Tensor | None, reduction: Reduction, dtype: torch.dtype
-) -> tuple[Tensor | None, bool]:
-    """(weight, mean) of the ops such that their `loss` is the asked reduction; weight is [nnz] or None."""
-    if weight is None:
-        weight = annotations.weight
-    if weight is not None:
-        check_shape("weight", weight, annotations.num_annotations, meaning="[num_annotations]")
-        weight = weight.to(dtype)
-    if reduction in ("sum", "none"):
-        return weight, False
-    if reduction == "mean":
-        return (None, True) if weight is None else (_safe_divide(weight, weight.sum()), False)
-    if reduction == "item_mean":
-        each = torch.ones_like(annotations.label, dtype=dtype) if weight is None else weight
-        item_total = sum_rows(each, annotations)
-        num_items = (item_total > 0).sum().clamp(min=1)
-        return _safe_divide(each, item_total[annotations.item]) / num_items, False
-    raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none', 'item_mean'")
-
-
-def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """0 where the denominator is 0."""
-    return torch.where(denominator > 0, numerator / torch.where(denominator > 0, denominator, 1.0), 0.0)
-
-
-def sum_rows(values: Tensor, annotations: Annotations) -> Tensor:
-    """values [nnz] summed over each item's annotations, [B], in a fixed order."""
-    from crowdnal.functional.mix import sum_by_item
-
-    return sum_by_item(values.unsqueeze(1), index_of(annotations)).squeeze(1)
 
 
 class Fold:

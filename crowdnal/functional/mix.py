@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops
-from crowdnal.functional._common import Fold, Index, OpFunction, call
+from crowdnal.functional._common import Fold, Index, OpFunction, add, call
 
 _ops = torch.ops.crowdnal
 
@@ -47,7 +47,7 @@ class Mix(OpFunction):
     def jvp(ctx: Any, scores_t: Tensor | None, confusion_t: Tensor | None, *_: Any) -> Tensor:
         """Bilinear: one term an argument."""
         scores, confusion, *index = ctx.saved_tensors
-        return _sum(
+        return add(
             None if scores_t is None else mix(scores_t, confusion, index),
             None if confusion_t is None else mix(scores, confusion_t, index),
         )
@@ -78,7 +78,7 @@ class MixItems(OpFunction):
     def jvp(ctx: Any, grad_t: Tensor | None, confusion_t: Tensor | None, *_: Any) -> Tensor:
         """Bilinear: one term an argument."""
         grad, confusion, *index = ctx.saved_tensors
-        return _sum(
+        return add(
             None if grad_t is None else mix_items(grad_t, confusion, index),
             None if confusion_t is None else mix_items(grad, confusion_t, index),
         )
@@ -88,17 +88,9 @@ class MixAnnotators(OpFunction):
     """out[r, c, k] = sum over annotations n of annotator r of scores[item_n, c] grad[n, k]."""
 
     @staticmethod
-    def forward(
-        scores: Tensor,
-        grad: Tensor,
-        indptr: Tensor,
-        item: Tensor,
-        annotator: Tensor,
-        order: Tensor,
-        num_annotators: int,
-    ) -> Tensor:
+    def forward(*inputs: Any) -> Tensor:
         """Returns [R, C, K]."""
-        return call(_ops.mix_annotators, scores, grad, indptr, item, annotator, order, num_annotators)
+        return call(_ops.mix_annotators, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -122,18 +114,10 @@ class MixAnnotators(OpFunction):
     def jvp(ctx: Any, scores_t: Tensor | None, grad_t: Tensor | None, *_: Any) -> Tensor:
         """Bilinear: one term an argument."""
         scores, grad, *index = ctx.saved_tensors
-        return _sum(
+        return add(
             None if scores_t is None else mix_annotators(scores_t, grad, index, ctx.num_annotators),
             None if grad_t is None else mix_annotators(scores, grad_t, index, ctx.num_annotators),
         )
-
-
-def _sum(first: Tensor | None, second: Tensor | None) -> Tensor:
-    if first is None or second is None:
-        out = second if first is None else first
-        assert out is not None
-        return out
-    return first + second
 
 
 def mix(scores: Tensor, confusion: Tensor, index: Sequence[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops, reference
-from crowdnal.functional._common import Fold, OpFunction, call
+from crowdnal.functional._common import Fold, OpFunction, add, call
 from crowdnal.functional.mix import mix, mix_annotators, mix_items, sum_by_item
 
 _ops = torch.ops.crowdnal
@@ -141,14 +141,11 @@ class SoftmaxLinkBackward(OpFunction):
 
 def _tangent(scores: Tensor, confusion: Tensor, scores_t: Any, confusion_t: Any, shared_t: Any, index: Any) -> Any:
     """dh = mix(dz, W) + mix(z, dW) + dS; None where all three are."""
-    terms = []
-    if scores_t is not None:
-        terms.append(mix(scores_t, confusion, index))
-    if confusion_t is not None:
-        terms.append(mix(scores, confusion_t, index))
-    if shared_t is not None:
-        terms.append(shared_t[index[1]])
-    return sum(terms[1:], terms[0]) if terms else None
+    return add(
+        None if scores_t is None else mix(scores_t, confusion, index),
+        None if confusion_t is None else mix(scores, confusion_t, index),
+        None if shared_t is None else shared_t[index[1]],
+    )
 
 
 def _curvature(u: Tensor, probs: Tensor, h_t: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import FreeConfusion, VectorConfusion
 from crowdnal.functional import Reduction, crowd_cross_entropy
-from crowdnal.functional._common import reduction_weights
+from crowdnal.functional._reduction import reduction_weights
 from crowdnal.objectives.base import Objective
 
 Variant = Literal["MW", "VW", "VB", "VW+B"]

@@ -33,15 +33,4 @@ CROWDNAL_HD inline T log_softplus_grad(T x) {
   return T(1) / ((T(1) + std::exp(-x)) * softplus);
 }
 
-// The unnormalised log-probability of a stored entry, and its derivative.
-template <class T>
-CROWDNAL_HD inline T activation(T x, Normalization kind) {
-  return kind == Normalization::kSoftplus ? log_softplus(x) : x;
-}
-
-template <class T>
-CROWDNAL_HD inline T activation_grad(T x, Normalization kind) {
-  return kind == Normalization::kSoftplus ? log_softplus_grad(x) : T(1);
-}
-
 }  // namespace crowdnal

@@ -36,9 +36,9 @@ void mix_items(const T* grad, const T* confusion, T* out, const Index& index, co
 template <class T>
 void mix_annotators(const T* scores, const T* grad, T* out, const Index& index, const Shape& shape);
 
-// out[i, d] = scale * sum_{n of item i} values[n, d]                                 out: [B, width]
+// out[i, d] = sum_{n of item i} values[n, d]                                         out: [B, width]
 template <class T>
-void sum_items(const T* values, T* out, T scale, const Index& index, int64_t width);
+void sum_items(const T* values, T* out, const Index& index, int64_t width);
 
 // sum_n weight[n] values[n] (weight may be null), in blocks of fixed size.
 template <class T>

@@ -35,7 +35,7 @@ void mix_items(const T* grad, const T* confusion, T* out, const Index& index, co
       add_matrix_group(confusion + index.annotator[n[0]] * shape.matrix(), g, row, count, rows, cols);
     });
   });
-  sum_items(each.data(), out, T(1), index, rows);
+  sum_items(each.data(), out, index, rows);
 }
 
 // Adds annotations first..last-1 of `order`, all of one annotator.
@@ -71,13 +71,13 @@ void mix_annotators(const T* scores, const T* grad, T* out, const Index& index, 
 }
 
 template <class T>
-void sum_items(const T* values, T* out, T scale, const Index& index, int64_t width) {
+void sum_items(const T* values, T* out, const Index& index, int64_t width) {
   parallel_for(0, index.num_items, grain(width * 4), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       T* row = out + i * width;
       std::fill_n(row, width, T(0));
       for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-        for (int64_t d = 0; d < width; ++d) row[d] += scale * values[n * width + d];
+        for (int64_t d = 0; d < width; ++d) row[d] += values[n * width + d];
       }
     }
   });
@@ -99,7 +99,7 @@ T weighted_sum(const T* values, const T* weight, int64_t count) {
 #define CROWDNAL_INSTANTIATE(T)                                                         \
   template void mix_items<T>(const T*, const T*, T*, const Index&, const Shape&);      \
   template void mix_annotators<T>(const T*, const T*, T*, const Index&, const Shape&); \
-  template void sum_items<T>(const T*, T*, T, const Index&, int64_t);                  \
+  template void sum_items<T>(const T*, T*, const Index&, int64_t);                     \
   template T weighted_sum<T>(const T*, const T*, int64_t);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
@@ -109,7 +109,8 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
               const Tensor& annotator, const Tensor& order) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, by_annotator(shape));
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
+                                         by_annotator(shape));
   const Index& view = index.view;
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
   Tensor out = torch::stable::new_empty(w, {view.nnz, shape.cols});
@@ -125,7 +126,8 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
                     const Tensor& annotator, const Tensor& order) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, by_annotator(shape));
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
+                                         by_annotator(shape));
   const Tensor g = check_values(grad, "grad", w, {index.view.nnz, shape.cols});
   Tensor out = torch::stable::new_empty(w, {index.view.num_items, shape.rows});
   dispatch(w, [&](auto zero) {

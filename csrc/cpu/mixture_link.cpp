@@ -140,7 +140,8 @@ std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, cons
                                                    int64_t normalization, bool mean) {
   const Tensor a = check_confusion(confusion);
   const Shape shape = shape_of(a);  // rows = observed labels, cols = classes
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, true);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
+                                         true);
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor log_p = check_values(log_probs, "log_probs", a, {view.num_items, shape.cols});
@@ -215,13 +216,15 @@ void matrix_gradient(const T* matrix, const T* posterior, const T* upstream, con
 
 std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
                                                     const Tensor& log_probs, const Tensor& confusion,
-                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
-                                                    const Tensor& order, const Tensor& label, const Tensor& posterior,
+                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                    const Tensor& posterior,
                                                     int64_t normalization, bool mean, bool need_log_probs,
                                                     bool need_confusion) {
   const Tensor a = check_confusion(confusion);
   const Shape shape = shape_of(a);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, need_confusion);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
+                                         need_confusion);
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor r = check_values(posterior, "posterior", a, {view.nnz, shape.cols});
@@ -234,7 +237,8 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
       a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
-    const T scale = grad_loss ? *pointer<T>(grad_loss) / static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1) : T(0);
+    const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
+    const T scale = grad_loss ? *pointer<T>(grad_loss) / count : T(0);
     const T* weights = pointer<T>(weight);
     const T* upstream = pointer<T>(grad_nll);
     std::vector<T> u(view.nnz);

@@ -31,7 +31,8 @@ namespace {
   }
 
 template <int64_t K, class T>
-CROWDNAL_INLINE void mix_row_of(const T* z, const T* w, const T* shared, T* __restrict out, int64_t rows, int64_t cols) {
+CROWDNAL_INLINE void mix_row_of(const T* z, const T* w, const T* shared, T* __restrict out, int64_t rows,
+                                int64_t cols) {
   if constexpr (K > 0) {
     T h[K];
     for (int64_t k = 0; k < K; ++k) h[k] = shared ? shared[k] : T(0);

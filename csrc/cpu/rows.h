@@ -24,12 +24,14 @@ void add_outer(const T* scores, const T* grad, T* out, int64_t rows, int64_t col
 
 // Rows of different annotations that share the lanes of a vector where rows are short.
 constexpr int64_t kLanes = 16;
+static_assert(kGroup <= kLanes, "a group is finished at once");
 
 // h = softmax(h) in place for `count` <= kLanes rows of `cols`, and logsumexp(h). All -infinity: 0 and -infinity.
 template <class T>
 void softmax_rows(T* const* h, T* log_sums, int64_t count, int64_t cols);
 
-// The same for `count` <= kGroup annotations of one annotator, its matrix read once.
+// mix_row, add_matrix_row and add_outer for `count` <= kGroup annotations of one annotator, its matrix read once.
+// mix_group adds to `out`.
 template <class T>
 void mix_group(const T* const* scores, const T* matrix, T* const* out, int64_t count, int64_t rows, int64_t cols);
 

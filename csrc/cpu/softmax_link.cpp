@@ -14,7 +14,8 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
                                                    bool mean) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1, by_annotator(shape));
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
+                                         by_annotator(shape));
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
@@ -62,7 +63,8 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
   Tensor dh = torch::stable::new_empty(w, {view.nnz, shape.cols});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    const T scale = grad_loss ? *pointer<T>(grad_loss) / static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1) : T(0);
+    const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
+    const T scale = grad_loss ? *pointer<T>(grad_loss) / count : T(0);
     const T* weights = pointer<T>(weight);
     const T* upstream = pointer<T>(grad_nll);
     const int64_t* y = pointer<int64_t>(labels);
@@ -77,7 +79,7 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
     });
     if (need_scores) mix_items(pointer<T>(dh), pointer<T>(w), output<T>(dscores), view, shape);
     if (need_confusion) mix_annotators(pointer<T>(z), pointer<T>(dh), output<T>(dconfusion), view, shape);
-    if (need_shared) sum_items(pointer<T>(dh), output<T>(dshared), T(1), view, shape.cols);
+    if (need_shared) sum_items(pointer<T>(dh), output<T>(dshared), view, shape.cols);
   });
   return {dscores, dconfusion, dshared};
 }

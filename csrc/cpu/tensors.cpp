@@ -65,7 +65,8 @@ Tensor check_values(const Tensor& values, const char* name, const Tensor& like, 
 }
 
 Tensor check_confusion(const Tensor& confusion) {
-  STD_TORCH_CHECK(confusion.dim() == 3, "crowdnal: confusion must have 3 dimensions");
+  STD_TORCH_CHECK(confusion.dim() == 3 && confusion.size(1) > 0 && confusion.size(2) > 0,
+                  "crowdnal: confusion must have 3 dimensions, with at least one class and one label");
   return packed(confusion);
 }
 
