@@ -25,6 +25,12 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Temporary files of a process that was killed while it wrote in ``folder``."""
+    for temporary in folder.rglob(".*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file at once."""
     with atomic(path) as temporary:

@@ -21,7 +21,7 @@ from crowdnal.train import features as features_module
 from crowdnal.train import outputs
 from crowdnal.train.config import InputError, TrainConfig, parse_options
 from crowdnal.train.data import ImageDataset, TrainingData, derive_seed, seed_everything
-from crowdnal.train.files import load_state, write_json
+from crowdnal.train.files import load_state, remove_leftovers, write_json
 from crowdnal.train.loop import (
     CHECKPOINT,
     SELECTED,
@@ -83,6 +83,8 @@ def run(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None 
     session.describe()
     if recorded is None:
         _record(config, loaded)
+    else:
+        remove_leftovers(config.out)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
     try:
