@@ -1,0 +1,44 @@
+"""Every op in plain PyTorch: the definition, the fallback without the native library, the oracle of the tests.
+
+Same names, arguments and results as the ops in `crowdnal.ops`. Shapes: scores [B, C], confusion [R, C, K],
+log_probs [B, C], an observed-label-major confusion [R, K, C], indptr [B + 1], item, annotator, order and label [nnz].
+Differentiable by autograd; `mix` gathers nnz x C x K, which the native kernels never build.
+"""
+
+from __future__ import annotations
+
+from crowdnal.reference._terms import reduce, upstream
+from crowdnal.reference.mix import mix, mix_annotators, mix_items
+from crowdnal.reference.mixture_link import log_sum, mixture_link, mixture_link_backward
+from crowdnal.reference.normalization import (
+    NONE,
+    SOFTMAX,
+    SOFTPLUS,
+    activation,
+    activation_grad,
+    log_confusion,
+    log_confusion_vjp,
+)
+from crowdnal.reference.softmax_link import cross_entropy, residual, softmax_link, softmax_link_backward
+
+__all__ = [
+    "NONE",
+    "SOFTMAX",
+    "SOFTPLUS",
+    "activation",
+    "activation_grad",
+    "cross_entropy",
+    "log_confusion",
+    "log_confusion_vjp",
+    "log_sum",
+    "mix",
+    "mix_annotators",
+    "mix_items",
+    "mixture_link",
+    "mixture_link_backward",
+    "reduce",
+    "residual",
+    "softmax_link",
+    "softmax_link_backward",
+    "upstream",
+]
