@@ -28,17 +28,16 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
     const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
     bool need_shared);
 
-std::tuple<Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
-                                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                                   const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                                   int64_t normalization, bool mean);
+std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
+                                                           OptionalTensor weight, const Tensor& indptr,
+                                                           const Tensor& item, const Tensor& annotator,
+                                                           const Tensor& order, const Tensor& label,
+                                                           int64_t normalization, bool mean);
 
-std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
-                                                    const Tensor& log_probs, const Tensor& confusion,
-                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                                    const Tensor& posterior,
-                                                    int64_t normalization, bool mean, bool need_log_probs,
-                                                    bool need_confusion);
+std::tuple<Tensor, Tensor> mixture_link_backward_op(
+    OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& log_probs, const Tensor& confusion,
+    OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
+    const Tensor& label, const Tensor& posterior, OptionalTensor log_norm, int64_t normalization, bool mean,
+    bool need_log_probs, bool need_confusion);
 
 }  // namespace crowdnal::cpu
