@@ -149,8 +149,7 @@ CROWDNAL_INLINE V exp_of(const V& x) {
   const I whole = to_int(n), half = whole >> 1;  // two factors: 2^128 is no float
   const V y = p * bit_cast<V>((half + 127) << 23) * bit_cast<V>((whole - half + 127) << 23);
   const V infinite = none + std::numeric_limits<float>::infinity();
-  const V bounded = x > high ? infinite : (x < low ? none : y);
-  return x != x ? x : bounded;
+  return x > high ? infinite : (x < low ? none : y);
 }
 
 // log(x) for x >= 0, error below 2 units in the last place; -infinity at 0 and below the smallest normal float.
@@ -173,10 +172,9 @@ CROWDNAL_INLINE V log_of(const V& x) {
   V y = p * m * m2;
   y = y - 2.12194440e-4f * e;
   y = y - 0.5f * m2;
-  y = m + y + 0.693359375f * e;
+  y = m + y + 0.693359375f * e + 0.0f * x;  // NaN stays: `x != x` would be taken lane by lane
   const V infinite = V{} + std::numeric_limits<float>::infinity();
-  const V bounded = x < V{} + std::numeric_limits<float>::min() ? -infinite : y;
-  return x != x ? x : (x == infinite ? x : bounded);
+  return x == infinite ? x : (x < V{} + std::numeric_limits<float>::min() ? -infinite : y);
 }
 
 CROWDNAL_INLINE float fast_exp(float x) { return exp_of<float, int32_t>(x); }
