@@ -17,6 +17,7 @@ from crowdnal.functional._common import (
     promote,
 )
 from crowdnal.functional._reduction import Reduction, reduction_weights
+from crowdnal.functional._sparse import compact
 from crowdnal.functional.mixture_link import MixtureLink
 from crowdnal.functional.softmax_link import SoftmaxLink
 
@@ -119,6 +120,7 @@ def crowd_cross_entropy(
     shared: Tensor | None = None,
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
+    sparse_grad: bool = False,
 ) -> Tensor:
     """Cross-entropy of softmax(scores_i W_r [+ shared_i]) against every observed label: the softmax link.
 
@@ -132,6 +134,8 @@ def crowd_cross_entropy(
         weight: [nnz], not negative; default the annotations' own weight.
         reduction: "mean" over annotations (weighted: sum(w l) / sum(w)), "sum", "none" ([nnz], times weight), or
             "item_mean" (mean over the annotated items of each one's weighted mean).
+        sparse_grad: the gradient of confusion is a sparse tensor of the matrices that the batch touched, so that time
+            and memory of a step do not depend on R; for `torch.optim.SparseAdam` or SGD. Not under `torch.compile`.
 
     Returns:
         [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
@@ -144,6 +148,7 @@ def crowd_cross_entropy(
     check_shape("scores", scores, num_items, confusion.shape[1], meaning="[num_items, C]")
     if shared is not None:
         check_shape("shared", shared, num_items, confusion.shape[2], meaning="[num_items, num_classes]")
+    confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     scores, confusion, shared = promote(scores, confusion, shared)
     weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
     each = reduction == "none"
@@ -152,7 +157,7 @@ def crowd_cross_entropy(
         confusion,
         shared,
         None if each else weight,
-        *index_of(annotations),
+        *index,
         annotations.label,
         mean,
     )
@@ -169,6 +174,7 @@ def crowd_mixture_nll(
     normalization: Normalization = "softmax",
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
+    sparse_grad: bool = False,
 ) -> Tensor:
     """Negative log-likelihood -log sum_k p_i[k] A_r[k, y] of every observed label: the mixture link, in log space.
 
@@ -182,6 +188,7 @@ def crowd_mixture_nll(
             "softplus" (softplus divided by its sum), or "none" (they are log A already).
         weight: [nnz], not negative; default the annotations' own weight.
         reduction: as for `crowd_cross_entropy`.
+        sparse_grad: as for `crowd_cross_entropy`.
 
     Returns:
         [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
@@ -193,6 +200,7 @@ def crowd_mixture_nll(
         raise ValueError(f"normalization={normalization!r} is not one of {', '.join(map(repr, _NORMALIZATIONS))}")
     check_confusion(confusion, annotations, 1)
     check_shape("log_probs", log_probs, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
+    confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     log_probs, confusion = promote(log_probs, confusion)
     weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
     each, kind = reduction == "none", _NORMALIZATIONS[normalization]
@@ -200,7 +208,7 @@ def crowd_mixture_nll(
         log_probs,
         confusion,
         None if each else weight,
-        *index_of(annotations),
+        *index,
         annotations.label,
         kind,
         mean,
