@@ -107,7 +107,7 @@ void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const I
 template <class T>
 void sum_items(const GradRows<T>& values, const Index& index, int64_t width, T* out) {
   parallel_for(0, index.num_items, grain(width * 4), [&](int64_t begin, int64_t end) {
-    sum_segments(values, index.indptr, begin, end, width, out);
+    sum_segments(values, index.nnz, index.indptr, begin, end, width, out);
   });
 }
 
