@@ -1,0 +1,229 @@
+#include "cpu/pair_rows.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/simd.h"
+
+namespace crowdnal::cpu {
+namespace {
+
+template <class T>
+constexpr T kLowest = -std::numeric_limits<T>::infinity();
+
+// Terms that underflow are lost from a sum: it is right where it is this large, and its inverse is far from overflow.
+template <class T>
+constexpr T kGap = T(sizeof(T) == 4 ? 46 : 460);
+template <class T>
+constexpr T kTiny = T(sizeof(T) == 4 ? 1e-20 : 1e-200);
+
+#define CROWDNAL_BY_WIDTH(width, body) \
+  switch (width) {                     \
+    case 4: return body(4);            \
+    case 8: return body(8);            \
+    default: return body(16);          \
+  }
+
+template <class T>
+CROWDNAL_INLINE T highest_of(const T* x, int64_t count) {
+  T highest = kLowest<T>;
+#pragma omp simd reduction(max : highest)
+  for (int64_t e = 0; e < count; ++e) highest = x[e] > highest ? x[e] : highest;
+  return highest == kLowest<T> ? T(0) : highest;
+}
+
+// v = (d - d_highest) + (c - c_highest), which stays accurate where both are large.
+template <class T>
+struct Row {
+  const T *d, *c;
+  T d_highest, c_highest;
+  CROWDNAL_INLINE T operator[](int64_t e) const { return (d[e] - d_highest) + (c[e] - c_highest); }
+};
+
+// sum exp(row - shift) over `count` numbers and its shift: their maximum, 0 where that is -infinity.
+template <class T>
+CROWDNAL_INLINE T exact_sum(const Row<T>& row, int64_t begin, int64_t count, T& shift) {
+  T highest = kLowest<T>, sum = 0;
+#pragma omp simd reduction(max : highest)
+  for (int64_t e = begin; e < begin + count; ++e) highest = row[e] > highest ? row[e] : highest;
+  shift = highest == kLowest<T> ? T(0) : highest;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t e = begin; e < begin + count; ++e) sum += fast_exp(row[e] - shift);
+  return sum;
+}
+
+template <class T>
+CROWDNAL_INLINE Row<T> row_of(const Side<T>& item, const Side<T>& annotator, const Tiles& tiles, int64_t k) {
+  return {item.values + k * tiles.inner(), annotator.values + k * tiles.inner(), item.highest[k], annotator.highest[k]};
+}
+
+template <class T>
+CROWDNAL_CLONES void exact_row(const Row<T>& row, const Tiles& tiles, int64_t label, T& log_q, T& log_norm) {
+  T shift, observed_shift;
+  const T sum = exact_sum(row, 0, tiles.inner(), shift);
+  const T observed = exact_sum(row, label * tiles.latents, tiles.latents, observed_shift);
+  log_norm = fast_log(sum) + shift;
+  log_q = sum == 0 ? kLowest<T> : (observed_shift - shift) + (fast_log(observed) - fast_log(sum));
+}
+
+// to += scale x softmax of `count` numbers of a row; nothing where they are all -infinity.
+template <class T>
+CROWDNAL_INLINE void add_share(const Row<T>& row, int64_t begin, int64_t count, T scale, T* __restrict to) {
+  T shift;
+  const T sum = exact_sum(row, begin, count, shift);
+  if (sum == 0) return;
+  scale /= sum;
+  for (int64_t e = begin; e < begin + count; ++e) to[e] += scale * fast_exp(row[e] - shift);
+}
+
+template <int64_t W, class T>
+CROWDNAL_INLINE void sums_of(const T* d, const T* c, int64_t latents, T* __restrict sum) {
+  T part[W] = {};
+  for (int64_t l = 0; l < latents; ++l) {
+    for (int64_t k = 0; k < W; ++k) part[k] += d[l * W + k] * c[l * W + k];
+  }
+  for (int64_t k = 0; k < W; ++k) sum[k] += part[k];
+}
+
+template <int64_t W, class T>
+CROWDNAL_INLINE void pair_row_of(const Side<T>& item, const Side<T>& annotator, const Tiles& tiles, int64_t label,
+                                 T* log_q, T* log_norm) {
+  for (int64_t first = 0; first < tiles.classes; first += W) {
+    const T *d = item.tile + first * tiles.inner(), *c = annotator.tile + first * tiles.inner();
+    const int64_t step = tiles.latents * W, count = std::min(W, tiles.classes - first);
+    T sum[W] = {}, observed[W] = {}, log_norms[W], log_qs[W];
+    for (int64_t j = 0; j < tiles.labels; ++j) sums_of<W>(d + j * step, c + j * step, tiles.latents, sum);
+    sums_of<W>(d + label * step, c + label * step, tiles.latents, observed);  // the very bits that went into `sum`
+    for (int64_t k = 0; k < W; ++k) {
+      log_norms[k] = fast_log(sum[k]);
+      log_qs[k] = fast_log(observed[k] / sum[k]);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      log_norm[first + k] = log_norms[k];
+      log_q[first + k] = log_qs[k];
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      if (observed[k] > kTiny<T>) continue;
+      exact_row(row_of(item, annotator, tiles, first + k), tiles, label, log_q[first + k], log_norm[first + k]);
+    }
+  }
+}
+
+template <int64_t W, class T>
+CROWDNAL_INLINE void scale_add(const T* coefficient, const T* tile, int64_t begin, int64_t end, T* __restrict total) {
+  for (int64_t e = begin; e < end; ++e) {
+    for (int64_t k = 0; k < W; ++k) total[e * W + k] += coefficient[k] * tile[e * W + k];
+  }
+}
+
+template <int64_t W, class T>
+CROWDNAL_INLINE void accumulate_of(const T* const* tile, const T* const* coefficients, const int64_t* label,
+                                   int64_t count, const Tiles& tiles, T* __restrict total) {
+  const int64_t inner = tiles.inner(), padded = tiles.padded();
+  for (int64_t first = 0; first < padded; first += W) {
+    for (int64_t n = 0; n < count; ++n) {
+      const T *from = tile[n] + first * inner, *other = coefficients[n] + first, *observed = other + padded;
+      const int64_t begin = label[n] * tiles.latents, end = begin + tiles.latents;
+      T* to = total + first * inner;
+      scale_add<W>(other, from, 0, begin, to);
+      scale_add<W>(observed, from, begin, end, to);
+      scale_add<W>(other, from, end, inner, to);
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+CROWDNAL_CLONES void pair_tile(const T* values, const Tiles& tiles, T* highest, T* tile) {
+  const int64_t width = tiles.width(), inner = tiles.inner();
+  for (int64_t k = 0; k < tiles.padded(); ++k) {
+    T* lane = tile + (k / width) * width * inner + k % width;
+    highest[k] = 0;
+    if (k >= tiles.classes) {
+      for (int64_t e = 0; e < inner; ++e) lane[e * width] = 0;
+      continue;
+    }
+    const T* row = values + k * inner;
+    highest[k] = highest_of(row, inner);
+    constexpr int64_t kChunk = 64;
+    T exps[kChunk];
+    for (int64_t begin = 0; begin < inner; begin += kChunk) {
+      const int64_t count = std::min(kChunk, inner - begin);
+      for (int64_t e = 0; e < count; ++e) exps[e] = fast_exp(row[begin + e] - highest[k]);
+      for (int64_t e = 0; e < count; ++e) lane[(begin + e) * width] = exps[e];
+    }
+  }
+}
+
+template <class T>
+CROWDNAL_CLONES void pair_row(const Side<T>& item, const Side<T>& annotator, const Tiles& tiles, int64_t label,
+                              T* log_q, T* log_norm) {
+#define BODY(W) pair_row_of<W>(item, annotator, tiles, label, log_q, log_norm)
+  CROWDNAL_BY_WIDTH(tiles.width(), BODY)
+#undef BODY
+}
+
+template <class T>
+CROWDNAL_CLONES int64_t pair_coefficients(const T* grad, const T* log_q, const T* log_norm, const Tiles& tiles,
+                                          T* __restrict coefficients) {
+  T *other = coefficients, *observed = coefficients + tiles.padded();
+  int64_t exact = 0;
+  for (int64_t k = 0; k < tiles.classes; ++k) {
+    const T gap = -log_norm[k] - log_q[k];
+    const bool good = gap <= kGap<T>;
+    const T all = fast_exp(-log_norm[k]), own = fast_exp(gap);
+    other[k] = good ? -grad[k] * all : T(0);
+    observed[k] = good ? grad[k] * (own - all) : T(0);  // exactly 0 where the label is certain
+    exact += !good;
+  }
+  for (int64_t k = tiles.classes; k < tiles.padded(); ++k) other[k] = observed[k] = 0;
+  return exact;
+}
+
+template <class T>
+CROWDNAL_CLONES void pair_accumulate(const T* const* tile, const T* const* coefficients, const int64_t* label,
+                                     int64_t count, const Tiles& tiles, T* total) {
+#define BODY(W) accumulate_of<W>(tile, coefficients, label, count, tiles, total)
+  CROWDNAL_BY_WIDTH(tiles.width(), BODY)
+#undef BODY
+}
+
+template <class T>
+CROWDNAL_CLONES void pair_release(const T* tile, const Tiles& tiles, bool add, T* __restrict total,
+                                  T* __restrict out) {
+  const int64_t width = tiles.width(), inner = tiles.inner();
+  for (int64_t e = 0; e < tiles.size(); ++e) total[e] *= tile[e];
+  for (int64_t k = 0; k < tiles.classes; ++k) {
+    const T* lane = total + (k / width) * width * inner + k % width;
+    T* row = out + k * inner;
+    for (int64_t e = 0; e < inner; ++e) row[e] = (add ? row[e] : T(0)) + lane[e * width];
+  }
+}
+
+template <class T>
+CROWDNAL_CLONES void pair_exact_gradient(const Side<T>& item, const Side<T>& annotator, const Tiles& tiles,
+                                         int64_t label, const T* grad, const T* log_q, const T* log_norm, T* out) {
+  for (int64_t k = 0; k < tiles.classes; ++k) {
+    if (-log_norm[k] - log_q[k] <= kGap<T>) continue;
+    // from the sums once more: logarithms as large as these are too coarse to take an exponential of
+    const Row<T> row = row_of(item, annotator, tiles, k);
+    T* __restrict to = out + k * tiles.inner();
+    add_share(row, 0, tiles.inner(), -grad[k], to);
+    add_share(row, label * tiles.latents, tiles.latents, grad[k], to);
+  }
+}
+
+#define CROWDNAL_INSTANTIATE(T)                                                                                     \
+  template void pair_tile<T>(const T*, const Tiles&, T*, T*);                                                       \
+  template void pair_row<T>(const Side<T>&, const Side<T>&, const Tiles&, int64_t, T*, T*);                         \
+  template int64_t pair_coefficients<T>(const T*, const T*, const T*, const Tiles&, T*);                            \
+  template void pair_accumulate<T>(const T* const*, const T* const*, const int64_t*, int64_t, const Tiles&, T*);    \
+  template void pair_release<T>(const T*, const Tiles&, bool, T*, T*);                                              \
+  template void pair_exact_gradient<T>(const Side<T>&, const Side<T>&, const Tiles&, int64_t, const T*, const T*,   \
+                                       const T*, T*);
+CROWDNAL_INSTANTIATE(float)
+CROWDNAL_INSTANTIATE(double)
+#undef CROWDNAL_INSTANTIATE
+
+}  // namespace crowdnal::cpu
