@@ -112,10 +112,10 @@ struct Upstream {
   const bool* exact;                 // [nnz] whether there are exact classes
 };
 
-// out (+)= gradient for the item or the annotator that annotations at(first) .. at(last - 1) share.
+// out = gradient for the item or the annotator that annotations at(first) .. at(last - 1) share.
 template <bool kItem, class T, class At>
 void owner_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t first, int64_t last, const At& at,
-                    bool add, T* total, T* out) {
+                    T* total, T* out) {
   const Tiles& tiles = batch.tiles;
   std::fill_n(total, tiles.size(), T(0));
   const T *tile[kTogether], *coefficients[kTogether];
@@ -130,7 +130,7 @@ void owner_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t 
     }
     pair_accumulate(tile, coefficients, label, count, tiles, total);
   }
-  pair_release((kItem ? batch.item(at(first)) : batch.annotator(at(first))).tile, tiles, add, total, out);
+  pair_release((kItem ? batch.item(at(first)) : batch.annotator(at(first))).tile, tiles, total, out);
   for (int64_t p = first; p < last; ++p) {
     const int64_t n = at(p), row = n * tiles.classes;
     if (!upstream.exact[n]) continue;
@@ -201,7 +201,7 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
             std::fill_n(out, tiles.matrix(), T(0));
           } else {
             const auto same = [](int64_t n) { return n; };
-            owner_gradient<true>(batch, upstream, first, last, same, false, total.data(), out);
+            owner_gradient<true>(batch, upstream, first, last, same, total.data(), out);
           }
         }
       });
@@ -212,9 +212,12 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
       const auto ordered = [&](int64_t p) { return view.order[p]; };
       for_each_annotator(view, begin, end, [&](int64_t first, int64_t last) {
         T* out = output<T>(dcompetence) + view.annotator[view.order[first]] * tiles.matrix();
-        for (int64_t block = first; block < last; block += kBlock) {
-          owner_gradient<false>(batch, upstream, block, std::min(last, block + kBlock), ordered, block > first,
-                                total.data(), out);
+        owner_gradient<false>(batch, upstream, first, std::min(last, first + kBlock), ordered, total.data(), out);
+        for (int64_t block = first + kBlock; block < last; block += kBlock) {
+          partial.resize(tiles.matrix());
+          owner_gradient<false>(batch, upstream, block, std::min(last, block + kBlock), ordered, total.data(),
+                                partial.data());
+          for (int64_t e = 0; e < tiles.matrix(); ++e) out[e] += partial[e];
         }
       });
     });

@@ -1,7 +1,9 @@
 #include "cpu/pair_rows.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/simd.h"
 
@@ -24,12 +26,58 @@ constexpr T kTiny = T(sizeof(T) == 4 ? 1e-20 : 1e-200);
     default: return body(16);          \
   }
 
+using FourFloats = float __attribute__((vector_size(16)));
+using FourDoubles = double __attribute__((vector_size(32)));
+
+// to[c, r] = from[r, c]: most of a tile's time if numbers are moved one by one.
 template <class T>
-CROWDNAL_INLINE T highest_of(const T* x, int64_t count) {
-  T highest = kLowest<T>;
-#pragma omp simd reduction(max : highest)
-  for (int64_t e = 0; e < count; ++e) highest = x[e] > highest ? x[e] : highest;
-  return highest == kLowest<T> ? T(0) : highest;
+CROWDNAL_INLINE void transpose(const T* from, int64_t stride, int64_t rows, int64_t cols, T* __restrict to,
+                               int64_t to_stride) {
+  using Four = std::conditional_t<sizeof(T) == 4, FourFloats, FourDoubles>;
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    int64_t c = 0;
+    for (; c + 4 <= cols; c += 4) {
+      Four v[4];
+      for (int64_t i = 0; i < 4; ++i) std::memcpy(&v[i], from + (r + i) * stride + c, sizeof(Four));
+      const Four a = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5), b = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5);
+      const Four d = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7), e = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
+      v[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+      v[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+      v[2] = __builtin_shufflevector(d, e, 0, 1, 4, 5);
+      v[3] = __builtin_shufflevector(d, e, 2, 3, 6, 7);
+      for (int64_t i = 0; i < 4; ++i) std::memcpy(to + (c + i) * to_stride + r, &v[i], sizeof(Four));
+    }
+    for (; c < cols; ++c) {
+      for (int64_t i = 0; i < 4; ++i) to[c * to_stride + r + i] = from[(r + i) * stride + c];
+    }
+  }
+  for (; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) to[c * to_stride + r] = from[r * stride + c];
+  }
+}
+
+template <int64_t W, class T>
+CROWDNAL_INLINE void tile_of(const T* values, const Tiles& tiles, T* __restrict highest, T* __restrict tile) {
+  const int64_t inner = tiles.inner();
+  for (int64_t first = 0; first < tiles.classes; first += W, tile += W * inner) {
+    const int64_t count = std::min(W, tiles.classes - first);
+    if (count < W) std::fill_n(tile, W * inner, kLowest<T>);
+    transpose(values + first * inner, inner, count, inner, tile, W);
+    T shift[W];
+    for (int64_t k = 0; k < W; ++k) shift[k] = kLowest<T>;
+    for (int64_t e = 0; e < inner; ++e) {
+#pragma omp simd
+      for (int64_t k = 0; k < W; ++k) {
+        const T x = tile[e * W + k];
+        shift[k] = x > shift[k] ? x : shift[k];
+      }
+    }
+    for (int64_t k = 0; k < W; ++k) shift[k] = highest[first + k] = shift[k] == kLowest<T> ? T(0) : shift[k];
+    for (int64_t e = 0; e < inner; ++e) {
+      for (int64_t k = 0; k < W; ++k) tile[e * W + k] = fast_decay(tile[e * W + k] - shift[k]);
+    }
+  }
 }
 
 // v = (d - d_highest) + (c - c_highest), which stays accurate where both are large.
@@ -110,9 +158,39 @@ CROWDNAL_INLINE void pair_row_of(const Side<T>& item, const Side<T>& annotator, 
 }
 
 template <int64_t W, class T>
+CROWDNAL_INLINE int64_t coefficients_of(const T* grad, const T* log_q, const T* log_norm, const Tiles& tiles,
+                                        T* __restrict coefficients) {
+  int64_t exact = 0;
+  for (int64_t first = 0; first < tiles.classes; first += W) {
+    const int64_t count = std::min(W, tiles.classes - first);
+    T g[W] = {}, norm[W] = {}, q[W] = {};
+    for (int64_t k = 0; k < count; ++k) {
+      g[k] = grad[first + k];
+      norm[k] = log_norm[first + k];
+      q[k] = log_q[first + k];
+    }
+    T *other = coefficients + first, *observed = other + tiles.padded();
+    int bad = 0;
+#pragma omp simd reduction(+ : bad)
+    for (int64_t k = 0; k < W; ++k) {
+      const T gap = -norm[k] - q[k], all = fast_exp(-norm[k]), own = fast_exp(gap);
+      const bool good = gap <= kGap<T>;
+      other[k] = good ? -g[k] * all : T(0);
+      observed[k] = good ? g[k] * (own - all) : T(0);  // exactly 0 where the label is certain
+      bad += !good;
+    }
+    exact += bad;
+  }
+  return exact;
+}
+
+template <int64_t W, class T>
 CROWDNAL_INLINE void scale_add(const T* coefficient, const T* tile, int64_t begin, int64_t end, T* __restrict total) {
+  T scale[W];  // in registers: `total` might be what the pointer shows
+  for (int64_t k = 0; k < W; ++k) scale[k] = coefficient[k];
   for (int64_t e = begin; e < end; ++e) {
-    for (int64_t k = 0; k < W; ++k) total[e * W + k] += coefficient[k] * tile[e * W + k];
+#pragma omp simd
+    for (int64_t k = 0; k < W; ++k) total[e * W + k] += scale[k] * tile[e * W + k];
   }
 }
 
@@ -136,24 +214,9 @@ CROWDNAL_INLINE void accumulate_of(const T* const* tile, const T* const* coeffic
 
 template <class T>
 CROWDNAL_CLONES void pair_tile(const T* values, const Tiles& tiles, T* highest, T* tile) {
-  const int64_t width = tiles.width(), inner = tiles.inner();
-  for (int64_t k = 0; k < tiles.padded(); ++k) {
-    T* lane = tile + (k / width) * width * inner + k % width;
-    highest[k] = 0;
-    if (k >= tiles.classes) {
-      for (int64_t e = 0; e < inner; ++e) lane[e * width] = 0;
-      continue;
-    }
-    const T* row = values + k * inner;
-    highest[k] = highest_of(row, inner);
-    constexpr int64_t kChunk = 64;
-    T exps[kChunk];
-    for (int64_t begin = 0; begin < inner; begin += kChunk) {
-      const int64_t count = std::min(kChunk, inner - begin);
-      for (int64_t e = 0; e < count; ++e) exps[e] = fast_exp(row[begin + e] - highest[k]);
-      for (int64_t e = 0; e < count; ++e) lane[(begin + e) * width] = exps[e];
-    }
-  }
+#define BODY(W) tile_of<W>(values, tiles, highest, tile)
+  CROWDNAL_BY_WIDTH(tiles.width(), BODY)
+#undef BODY
 }
 
 template <class T>
@@ -166,19 +229,10 @@ CROWDNAL_CLONES void pair_row(const Side<T>& item, const Side<T>& annotator, con
 
 template <class T>
 CROWDNAL_CLONES int64_t pair_coefficients(const T* grad, const T* log_q, const T* log_norm, const Tiles& tiles,
-                                          T* __restrict coefficients) {
-  T *other = coefficients, *observed = coefficients + tiles.padded();
-  int64_t exact = 0;
-  for (int64_t k = 0; k < tiles.classes; ++k) {
-    const T gap = -log_norm[k] - log_q[k];
-    const bool good = gap <= kGap<T>;
-    const T all = fast_exp(-log_norm[k]), own = fast_exp(gap);
-    other[k] = good ? -grad[k] * all : T(0);
-    observed[k] = good ? grad[k] * (own - all) : T(0);  // exactly 0 where the label is certain
-    exact += !good;
-  }
-  for (int64_t k = tiles.classes; k < tiles.padded(); ++k) other[k] = observed[k] = 0;
-  return exact;
+                                          T* coefficients) {
+#define BODY(W) coefficients_of<W>(grad, log_q, log_norm, tiles, coefficients)
+  CROWDNAL_BY_WIDTH(tiles.width(), BODY)
+#undef BODY
 }
 
 template <class T>
@@ -190,14 +244,11 @@ CROWDNAL_CLONES void pair_accumulate(const T* const* tile, const T* const* coeff
 }
 
 template <class T>
-CROWDNAL_CLONES void pair_release(const T* tile, const Tiles& tiles, bool add, T* __restrict total,
-                                  T* __restrict out) {
+CROWDNAL_CLONES void pair_release(const T* tile, const Tiles& tiles, T* __restrict total, T* __restrict out) {
   const int64_t width = tiles.width(), inner = tiles.inner();
   for (int64_t e = 0; e < tiles.size(); ++e) total[e] *= tile[e];
-  for (int64_t k = 0; k < tiles.classes; ++k) {
-    const T* lane = total + (k / width) * width * inner + k % width;
-    T* row = out + k * inner;
-    for (int64_t e = 0; e < inner; ++e) row[e] = (add ? row[e] : T(0)) + lane[e * width];
+  for (int64_t first = 0; first < tiles.classes; first += width) {
+    transpose(total + first * inner, width, inner, std::min(width, tiles.classes - first), out + first * inner, inner);
   }
 }
 
@@ -219,7 +270,7 @@ CROWDNAL_CLONES void pair_exact_gradient(const Side<T>& item, const Side<T>& ann
   template void pair_row<T>(const Side<T>&, const Side<T>&, const Tiles&, int64_t, T*, T*);                         \
   template int64_t pair_coefficients<T>(const T*, const T*, const T*, const Tiles&, T*);                            \
   template void pair_accumulate<T>(const T* const*, const T* const*, const int64_t*, int64_t, const Tiles&, T*);    \
-  template void pair_release<T>(const T*, const Tiles&, bool, T*, T*);                                              \
+  template void pair_release<T>(const T*, const Tiles&, T*, T*);                                                    \
   template void pair_exact_gradient<T>(const Side<T>&, const Side<T>&, const Tiles&, int64_t, const T*, const T*,   \
                                        const T*, T*);
 CROWDNAL_INSTANTIATE(float)

@@ -47,9 +47,9 @@ template <class T>
 void pair_accumulate(const T* const* tile, const T* const* coefficients, const int64_t* label, int64_t count,
                      const Tiles& tiles, T* total);
 
-// out[k, j, l] (+)= tile x total; destroys `total`.
+// out[k, j, l] = tile x total; destroys `total`.
 template <class T>
-void pair_release(const T* tile, const Tiles& tiles, bool add, T* total, T* out);
+void pair_release(const T* tile, const Tiles& tiles, T* total, T* out);
 
 // Adds the gradient of an annotation's exact classes to `out`.
 template <class T>
