@@ -56,25 +56,27 @@ Present present_annotators(const Index& index) {
   return out;
 }
 
-// Tiles of many items or annotators. As tensors, so that torch's allocator serves and counts them.
+// Tiles of many items or annotators. In a tensor, so that torch's allocator serves and counts them.
 template <class T>
 struct Sides {
   Sides(const Tensor& values, const Tiles& tiles, int64_t count)
-      : tiles(tiles), values(pointer<T>(values)), highest(torch::stable::new_empty(values, {count, tiles.padded()})),
-        tile(torch::stable::new_empty(values, {count, tiles.size()})) {}
+      : tiles(tiles), stride(tiles.padded() + tiles.size()), values(pointer<T>(values)),
+        storage(torch::stable::new_empty(values, {count, stride})), start(output<T>(storage)) {}
 
   void fill(int64_t place, int64_t row) {
-    pair_tile(values + row * tiles.matrix(), tiles, output<T>(highest) + place * tiles.padded(),
-              output<T>(tile) + place * tiles.size());
+    T* highest = start + place * stride;
+    pair_tile(values + row * tiles.matrix(), tiles, highest, highest + tiles.padded());
   }
   Side<T> at(int64_t place, int64_t row) const {
-    return {values + row * tiles.matrix(), pointer<T>(highest) + place * tiles.padded(),
-            pointer<T>(tile) + place * tiles.size()};
+    const T* highest = start + place * stride;
+    return {values + row * tiles.matrix(), highest, highest + tiles.padded()};
   }
 
   const Tiles tiles;
+  const int64_t stride;
   const T* values;
-  Tensor highest, tile;
+  Tensor storage;
+  T* const start;
 };
 
 // Items and annotators of a batch, and which of them an annotation joins.
@@ -84,7 +86,8 @@ struct Batch {
       : index(inputs.index.view), tiles(inputs.tiles), label(pointer<int64_t>(inputs.label)),
         present(present_annotators(index)), items(inputs.difficulty, tiles, index.num_items),
         annotators(inputs.competence, tiles, static_cast<int64_t>(present.first.size())) {
-    parallel_for(0, static_cast<int64_t>(present.first.size()), grain(8 * tiles.size()), [&](int64_t begin, int64_t end) {
+    const auto num_present = static_cast<int64_t>(present.first.size());
+    parallel_for(0, num_present, grain(8 * tiles.size()), [&](int64_t begin, int64_t end) {
       for (int64_t a = begin; a < end; ++a) annotators.fill(a, index.annotator[index.order[present.first[a]]]);
     });
     parallel_for(0, index.num_items, grain(8 * tiles.size()), [&](int64_t begin, int64_t end) {

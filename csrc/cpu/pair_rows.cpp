@@ -29,29 +29,33 @@ constexpr T kTiny = T(sizeof(T) == 4 ? 1e-20 : 1e-200);
 using FourFloats = float __attribute__((vector_size(16)));
 using FourDoubles = double __attribute__((vector_size(32)));
 
-// to[c, r] = from[r, c]: most of a tile's time if numbers are moved one by one.
+// to[c, r] = from[r, c], in squares of four where the compiler has shuffles: one by one it is most of a tile's time.
 template <class T>
 CROWDNAL_INLINE void transpose(const T* from, int64_t stride, int64_t rows, int64_t cols, T* __restrict to,
                                int64_t to_stride) {
-  using Four = std::conditional_t<sizeof(T) == 4, FourFloats, FourDoubles>;
   int64_t r = 0;
+#if __has_builtin(__builtin_shufflevector)
+  using Four = std::conditional_t<sizeof(T) == 4, FourFloats, FourDoubles>;
   for (; r + 4 <= rows; r += 4) {
     int64_t c = 0;
     for (; c + 4 <= cols; c += 4) {
-      Four v[4];
+      Four v[4], low[2], high[2];
       for (int64_t i = 0; i < 4; ++i) std::memcpy(&v[i], from + (r + i) * stride + c, sizeof(Four));
-      const Four a = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5), b = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5);
-      const Four d = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7), e = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
-      v[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
-      v[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
-      v[2] = __builtin_shufflevector(d, e, 0, 1, 4, 5);
-      v[3] = __builtin_shufflevector(d, e, 2, 3, 6, 7);
+      for (int64_t i = 0; i < 2; ++i) {
+        low[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 4, 1, 5);
+        high[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 6, 3, 7);
+      }
+      v[0] = __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5);
+      v[1] = __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7);
+      v[2] = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
+      v[3] = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
       for (int64_t i = 0; i < 4; ++i) std::memcpy(to + (c + i) * to_stride + r, &v[i], sizeof(Four));
     }
     for (; c < cols; ++c) {
       for (int64_t i = 0; i < 4; ++i) to[c * to_stride + r + i] = from[(r + i) * stride + c];
     }
   }
+#endif
   for (; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) to[c * to_stride + r] = from[r * stride + c];
   }
@@ -80,23 +84,28 @@ CROWDNAL_INLINE void tile_of(const T* values, const Tiles& tiles, T* __restrict 
   }
 }
 
-// v = (d - d_highest) + (c - c_highest), which stays accurate where both are large.
+// One class of a pair: logarithms of v, relative to the highest so that they stay accurate where both are large.
 template <class T>
 struct Row {
   const T *d, *c;
   T d_highest, c_highest;
   CROWDNAL_INLINE T operator[](int64_t e) const { return (d[e] - d_highest) + (c[e] - c_highest); }
+  CROWDNAL_INLINE Row from(int64_t begin) const { return {d + begin, c + begin, d_highest, c_highest}; }
 };
 
 // sum exp(row - shift) over `count` numbers and its shift: their maximum, 0 where that is -infinity.
 template <class T>
-CROWDNAL_INLINE T exact_sum(const Row<T>& row, int64_t begin, int64_t count, T& shift) {
+CROWDNAL_INLINE T exact_sum(Row<T> row, int64_t count, T& shift) {
   T highest = kLowest<T>, sum = 0;
 #pragma omp simd reduction(max : highest)
-  for (int64_t e = begin; e < begin + count; ++e) highest = row[e] > highest ? row[e] : highest;
-  shift = highest == kLowest<T> ? T(0) : highest;
+  for (int64_t e = 0; e < count; ++e) {
+    const T x = row[e];
+    highest = x > highest ? x : highest;
+  }
+  const T base = highest == kLowest<T> ? T(0) : highest;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t e = begin; e < begin + count; ++e) sum += fast_exp(row[e] - shift);
+  for (int64_t e = 0; e < count; ++e) sum += fast_decay(row[e] - base);
+  shift = base;
   return sum;
 }
 
@@ -108,20 +117,20 @@ CROWDNAL_INLINE Row<T> row_of(const Side<T>& item, const Side<T>& annotator, con
 template <class T>
 CROWDNAL_CLONES void exact_row(const Row<T>& row, const Tiles& tiles, int64_t label, T& log_q, T& log_norm) {
   T shift, observed_shift;
-  const T sum = exact_sum(row, 0, tiles.inner(), shift);
-  const T observed = exact_sum(row, label * tiles.latents, tiles.latents, observed_shift);
+  const T sum = exact_sum(row, tiles.inner(), shift);
+  const T observed = exact_sum(row.from(label * tiles.latents), tiles.latents, observed_shift);
   log_norm = fast_log(sum) + shift;
   log_q = sum == 0 ? kLowest<T> : (observed_shift - shift) + (fast_log(observed) - fast_log(sum));
 }
 
 // to += scale x softmax of `count` numbers of a row; nothing where they are all -infinity.
 template <class T>
-CROWDNAL_INLINE void add_share(const Row<T>& row, int64_t begin, int64_t count, T scale, T* __restrict to) {
+CROWDNAL_INLINE void add_share(Row<T> row, int64_t count, T scale, T* __restrict to) {
   T shift;
-  const T sum = exact_sum(row, begin, count, shift);
+  const T sum = exact_sum(row, count, shift);
   if (sum == 0) return;
   scale /= sum;
-  for (int64_t e = begin; e < begin + count; ++e) to[e] += scale * fast_exp(row[e] - shift);
+  for (int64_t e = 0; e < count; ++e) to[e] += scale * fast_decay(row[e] - shift);
 }
 
 template <int64_t W, class T>
@@ -259,9 +268,10 @@ CROWDNAL_CLONES void pair_exact_gradient(const Side<T>& item, const Side<T>& ann
     if (-log_norm[k] - log_q[k] <= kGap<T>) continue;
     // from the sums once more: logarithms as large as these are too coarse to take an exponential of
     const Row<T> row = row_of(item, annotator, tiles, k);
-    T* __restrict to = out + k * tiles.inner();
-    add_share(row, 0, tiles.inner(), -grad[k], to);
-    add_share(row, label * tiles.latents, tiles.latents, grad[k], to);
+    const int64_t begin = label * tiles.latents;
+    T* to = out + k * tiles.inner();
+    add_share(row, tiles.inner(), -grad[k], to);
+    add_share(row.from(begin), tiles.latents, grad[k], to + begin);
   }
 }
 
