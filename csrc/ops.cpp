@@ -10,4 +10,6 @@ STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
   m.impl("softmax_link_backward", TORCH_BOX(&softmax_link_backward_op));
   m.impl("mixture_link", TORCH_BOX(&mixture_link_op));
   m.impl("mixture_link_backward", TORCH_BOX(&mixture_link_backward_op));
+  m.impl("pair_confusion", TORCH_BOX(&pair_confusion_op));
+  m.impl("pair_confusion_backward", TORCH_BOX(&pair_confusion_backward_op));
 }

@@ -19,6 +19,7 @@ from crowdnal.functional._common import (
 from crowdnal.functional._reduction import Reduction, reduction_weights
 from crowdnal.functional._sparse import compact
 from crowdnal.functional.mixture_link import MixtureLink
+from crowdnal.functional.pair_confusion import PairConfusion
 from crowdnal.functional.softmax_link import SoftmaxLink
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "mix",
     "mix_annotators",
     "mix_items",
+    "pair_confusion",
     "segment_sum",
 ]
 
@@ -216,3 +218,46 @@ def crowd_mixture_nll(
     compiling = torch.compiler.is_compiling()
     loss, nll, *_ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.run(*arguments)
     return (nll if weight is None else nll * weight) if each else loss
+
+
+def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotations) -> Tensor:
+    """Log-probability of every observed label under each true class, from the confusion of the pair that made it.
+
+    The confusion of LIA (Platanios et al. 2020), an inner product over latents of two positive tensors:
+    log_q[n, k] = log Q_n[k, y_n] with Q_n[k, :] = softmax over j of logsumexp_l (difficulty_i + competence_r)[k, j, l].
+    Both objectives follow from it:
+
+        log_joint = log_h + segment_sum(pair_confusion(difficulty, competence, annotations), annotations)  # [B, C]
+        m_step = -(posterior * log_joint).sum()  # sum_i posterior_i . (log h_i + sum_r log Q[:, y_r])
+        marginal = -log_joint.logsumexp(1).sum()  # with softmax(log_joint) as the next posterior
+
+    Args:
+        difficulty: [B, C, K, L], one tensor an item `[true, observed, latent]`; any value, -infinity is impossible.
+        competence: [R, C, K, L], one an annotator.
+        annotations: B items, R annotators, labels in 0..K-1.
+
+    Returns:
+        [nnz, C], at most 0, float32 at least; -infinity where the label, or every label of a class, is impossible
+        (it passes no gradient to what is impossible). The second derivative works in plain PyTorch on blocks of
+        annotations.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    if competence.dim() != 4 or competence.shape[0] != annotations.num_annotators:
+        raise ValueError(
+            f"competence has shape {tuple(competence.shape)}, expected [num_annotators, C, num_classes, L] with "
+            f"num_annotators={annotations.num_annotators}: one tensor an annotator is needed"
+        )
+    _, classes, labels, latents = competence.shape
+    if labels != annotations.num_classes or min(classes, labels, latents) == 0:
+        raise ValueError(
+            f"competence has shape {tuple(competence.shape)}, expected [num_annotators, C, num_classes, L] with "
+            f"num_classes={annotations.num_classes} observed labels and C, num_classes and L at least 1"
+        )
+    sizes = annotations.num_items, classes, labels, latents
+    check_shape("difficulty", difficulty, *sizes, meaning="[num_items, C, num_classes, L]")
+    difficulty, competence = promote(difficulty, competence)
+    arguments = (difficulty, competence, *index_of(annotations), annotations.label)
+    compiling = torch.compiler.is_compiling()
+    return (torch.ops.crowdnal.pair_confusion(*arguments) if compiling else PairConfusion.run(*arguments))[0]

@@ -19,6 +19,7 @@ from crowdnal.reference.normalization import (
     log_confusion,
     log_confusion_vjp,
 )
+from crowdnal.reference.pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
 from crowdnal.reference.softmax_link import cross_entropy, residual, softmax_link, softmax_link_backward
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "SOFTPLUS",
     "activation",
     "activation_grad",
+    "add_observed",
     "cross_entropy",
     "log_confusion",
     "log_confusion_vjp",
@@ -36,6 +38,9 @@ __all__ = [
     "mix_items",
     "mixture_link",
     "mixture_link_backward",
+    "observed",
+    "pair_confusion",
+    "pair_confusion_backward",
     "reduce",
     "residual",
     "softmax_link",

@@ -51,7 +51,7 @@ CROWDNAL_CLONES T softmax_row(T* h, int64_t cols) {
 #pragma omp simd reduction(max : highest)
   for (int64_t k = 0; k < cols; ++k) highest = h[k] > highest ? h[k] : highest;
   const T shift = highest == kLowest ? T(0) : highest;
-  for (int64_t k = 0; k < cols; ++k) h[k] = fast_exp(h[k] - shift);
+  for (int64_t k = 0; k < cols; ++k) h[k] = fast_decay(h[k] - shift);
 #pragma omp simd reduction(+ : sum)
   for (int64_t k = 0; k < cols; ++k) sum += h[k];
   const T inverse = sum == 0 ? T(0) : T(1) / sum;
