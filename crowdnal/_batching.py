@@ -29,8 +29,8 @@ def mark_dynamic(value: Any) -> None:
 
 
 def cached(a: Annotations, name: str, compute: Callable[[], Tensor]) -> Tensor:
-    """Compute a tensor once and keep it, except while compiling: a graph leaves nothing in its inputs."""
-    if torch.compiler.is_compiling():
+    """Compute a tensor once and keep it, except in a graph or a transform, which must leave nothing in its inputs."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return compute()
     # A tensor made in inference mode could not be saved for a later backward pass.
     with torch.inference_mode(False):

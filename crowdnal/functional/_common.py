@@ -57,11 +57,14 @@ def call(op: Any, *args: Any) -> Any:
         return op(*args)
 
 
-def save(ctx: Any, *tensors: Tensor | None, forward: int) -> None:
-    """Keeps tensors for the backward pass, and the first `forward` of them for tangents if there can be any."""
+def save(ctx: Any, *tensors: Tensor | None) -> None:
+    """Keeps tensors for the backward pass, and for tangents if there can be any.
+
+    The same for both: `torch.func` has one list of batch dimensions for what is saved.
+    """
     ctx.save_for_backward(*tensors)
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        ctx.save_for_forward(*tensors[:forward])
+        ctx.save_for_forward(*tensors)
 
 
 def index_of(annotations: Annotations) -> Index:

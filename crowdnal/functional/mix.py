@@ -29,7 +29,7 @@ class Mix(OpFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        save(ctx, *inputs, forward=len(inputs))
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -94,7 +94,7 @@ class MixAnnotators(OpFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        save(ctx, *inputs[:6], forward=6)
+        save(ctx, *inputs[:6])
         ctx.num_annotators = inputs[6]
 
     @staticmethod

@@ -32,7 +32,7 @@ class MixtureLink(OpFunction):
         _, nll, posterior, log_norm = output
         ctx.mark_non_differentiable(posterior, log_norm)
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:8], nll, posterior, log_norm, forward=8)
+        save(ctx, *inputs[:8], nll, posterior, log_norm)
         ctx.normalization, ctx.mean = inputs[8:]
 
     @staticmethod
@@ -55,7 +55,7 @@ class MixtureLink(OpFunction):
     @staticmethod
     def jvp(ctx: Any, log_probs_t: Any, confusion_t: Any, weight_t: Any, *rest: Any) -> Any:
         """d nll = -posterior . dt, t the log joint of true class and observed label."""
-        log_probs, confusion, weight, *index, label = ctx.saved_tensors
+        log_probs, confusion, weight, *index, label = ctx.saved_tensors[:8]
         joint = _Joint(log_probs, confusion, index, label, ctx.normalization)
         _, nll, posterior = reference.log_sum(joint.value(), weight, ctx.mean)
         t_t = joint.tangent(log_probs_t, confusion_t)
@@ -78,7 +78,7 @@ class MixtureLinkBackward(OpFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs, not `posterior` and `log_norm`: they are functions of them."""
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:10], forward=10)
+        save(ctx, *inputs[:10])
         ctx.normalization, ctx.mean, *ctx.needs = inputs[12:]
 
     @staticmethod

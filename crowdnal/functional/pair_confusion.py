@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops, reference
-from crowdnal.functional._common import Fold, OpFunction, add, call
+from crowdnal.functional._common import Fold, OpFunction, add, call, save
 
 _ops = torch.ops.crowdnal
 
@@ -36,8 +36,7 @@ class PairConfusion(OpFunction):
         _, log_norm = output
         ctx.mark_non_differentiable(log_norm)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output)
-        ctx.save_for_forward(*inputs, *output)  # the same, for torch.func keeps one list of mapped dimensions
+        save(ctx, *inputs, *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
@@ -72,8 +71,7 @@ class PairConfusionBackward(OpFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs, not `log_q` and `log_norm`: they are functions of them."""
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:8])
-        ctx.save_for_forward(*inputs[:8])
+        save(ctx, *inputs[:8])
         ctx.needs = inputs[10:]
 
     @staticmethod

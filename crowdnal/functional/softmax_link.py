@@ -31,7 +31,7 @@ class SoftmaxLink(OpFunction):
         _, nll, probs = output
         ctx.mark_non_differentiable(probs)
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:9], nll, probs, forward=9)
+        save(ctx, *inputs[:9], nll, probs)
         ctx.mean = inputs[9]
 
     @staticmethod
@@ -54,7 +54,7 @@ class SoftmaxLink(OpFunction):
     @staticmethod
     def jvp(ctx: Any, scores_t: Any, confusion_t: Any, shared_t: Any, weight_t: Any, *rest: Any) -> Any:
         """d nll = (softmax(h) - onehot) . dh."""
-        scores, confusion, shared, weight, *index, label = ctx.saved_tensors
+        scores, confusion, shared, weight, *index, label = ctx.saved_tensors[:9]
         _, nll, probs = _unfused(scores, confusion, shared, weight, *index, label, ctx.mean)
         h_t = _tangent(scores, confusion, scores_t, confusion_t, shared_t, index)
         nll_t = torch.zeros_like(nll) if h_t is None else (reference.residual(probs, label) * h_t).sum(1)
@@ -76,7 +76,7 @@ class SoftmaxLinkBackward(OpFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs, not `probs`: it is a function of them."""
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:11], forward=11)
+        save(ctx, *inputs[:11])
         ctx.mean, *ctx.needs = inputs[12:]
 
     @staticmethod

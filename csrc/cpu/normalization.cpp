@@ -51,18 +51,33 @@ CROWDNAL_CLONES void exact_norms(const T* x, int64_t labels, int64_t classes, No
   }
 }
 
-// The plain sums, padded to whole vectors; `values` may be null.
+// Short rows do not fill a vector: their matrix is worked on as one row, and cut into rows afterwards.
+template <class T>
+inline bool is_short(int64_t classes) {
+  return classes < 2 * kLanes<T>;
+}
+
+// The plain sums, padded to whole vectors. values [labels, classes]: null, or where to put f, which short rows need.
 template <class T>
 CROWDNAL_CLONES void sums(const T* x, int64_t labels, int64_t classes, Normalization kind, T* __restrict sum,
                           T* __restrict values) {
+  const int64_t size = labels * classes;
+  const bool softplus = kind == Normalization::kSoftplus, ready = is_short<T>(classes);
+  for (int64_t e = 0; ready && e < size; e += kLanes<T>) {
+    const Vec<T> v = load_some(x + e, size - e);
+    store_some(values + e, softplus ? Softplus<T>(v).value : fast_exp(v), size - e);
+  }
   for (int64_t k = 0; k < classes; k += kLanes<T>) store(sum + k, Vec<T>{});
   for (int64_t y = 0; y < labels; ++y) {
     for (int64_t k = 0; k < classes; k += kLanes<T>) {
-      const int64_t available = (labels - y) * classes - k;
-      const Vec<T> v = load_some(x + y * classes + k, available);
-      const Vec<T> f = kind == Normalization::kSoftplus ? Softplus<T>(v).value : fast_exp(v);
+      const int64_t e = y * classes + k;
+      if (ready) {
+        store(sum + k, load(sum + k) + load_some(values + e, size - e));
+        continue;
+      }
+      const Vec<T> v = load_some(x + e, size - e), f = softplus ? Softplus<T>(v).value : fast_exp(v);
       store(sum + k, load(sum + k) + f);
-      if (values) store_some(values + y * classes + k, f, available);
+      if (values) store_some(values + e, f, size - e);
     }
   }
 }
@@ -81,10 +96,12 @@ CROWDNAL_CLONES bool log_sums(const T* sum, int64_t classes, T* log_norm) {
 
 template <class T>
 bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values) {
-  thread_local std::vector<T> sum;
-  sum.resize(classes + kLanes<T>);
-  sums(x, labels, classes, kind, sum.data(), values);
-  if (log_sums(sum.data(), classes, log_norm)) return true;
+  thread_local std::vector<T> scratch;
+  const int64_t padded = classes + kLanes<T>;
+  const bool own = !values && is_short<T>(classes);
+  scratch.resize(padded + (own ? labels * classes : 0));
+  sums(x, labels, classes, kind, scratch.data(), own ? scratch.data() + padded : values);
+  if (log_sums(scratch.data(), classes, log_norm)) return true;
   exact_norms(x, labels, classes, kind, log_norm);
   return false;
 }
@@ -110,39 +127,60 @@ CROWDNAL_INLINE Vec<T> slope_of(const Vec<T>& x, Normalization kind) {
   return softplus.value > broadcast<T>(T(kTiny)) ? softplus.slope / softplus.value : one;
 }
 
-// slope A; if `divided`, what is left of it when the column has been divided by the sum.
+// slope A, wherever its sum is.
 template <class T>
-CROWDNAL_INLINE Vec<T> share_of(const Vec<T>& x, const Vec<T>& log_norm, Normalization kind, bool divided) {
+CROWDNAL_INLINE Vec<T> share_of(const Vec<T>& x, const Vec<T>& log_norm, Normalization kind) {
   if (kind == Normalization::kSoftmax) return fast_exp(x - log_norm);
-  const Vec<T> slope = Softplus<T>(x).slope;
-  if (divided) return slope;
   const auto tail = x < broadcast<T>(T(kSoftplusTail));  // there slope = exp(x), and the sum may underflow with it
-  const Vec<T> none = Vec<T>{}, shift = tail ? x : none, factor = tail ? none + T(1) : slope;
+  const Vec<T> none = Vec<T>{}, shift = tail ? x : none, factor = tail ? none + T(1) : Softplus<T>(x).slope;
   return factor * fast_exp(shift - log_norm);
 }
 
-// Divides the column by the sums if none is tiny.
+// Divides the column by the sums if none is extreme. Both are padded to whole vectors.
 template <class T>
 CROWDNAL_CLONES bool divide(const T* log_norm, int64_t classes, T* column) {
   bool good = true;
-  for (int64_t k = 0; k < classes; ++k) good &= log_norm[k] > T(-60);
-  for (int64_t k = 0; good && k < classes; ++k) column[k] *= fast_exp(-log_norm[k]);
+  for (int64_t k = 0; k < classes; ++k) good &= log_norm[k] > T(-60) && log_norm[k] < T(60);
+  for (int64_t k = 0; good && k < classes; k += kLanes<T>) {
+    store(column + k, load(column + k) * fast_exp(-load(log_norm + k)));
+  }
   return good;
 }
 
-// out = -slope A column, or 0
+// out = -slope A column. scratch: [labels, classes], for short rows.
 template <class T>
-CROWDNAL_CLONES void spread(const T* x, const T* log_norm, const T* column, int64_t labels, int64_t classes,
-                            Normalization kind, bool divided, T* out) {
+CROWDNAL_CLONES void spread(const T* x, const T* log_norm, T* column, int64_t labels, int64_t classes,
+                            Normalization kind, T* __restrict scratch, T* __restrict out) {
+  const int64_t size = labels * classes;
+  const bool divided = divide(log_norm, classes, column), ready = divided && is_short<T>(classes);
+  const bool softplus = kind == Normalization::kSoftplus;
+  for (int64_t e = 0; ready && e < size; e += kLanes<T>) {
+    const Vec<T> v = load_some(x + e, size - e);
+    store_some(scratch + e, softplus ? Softplus<T>(v).slope : fast_exp(v), size - e);
+  }
   for (int64_t y = 0; y < labels; ++y) {
     for (int64_t k = 0; k < classes; k += kLanes<T>) {
-      const int64_t available = (labels - y) * classes - k;
-      Vec<T> v = Vec<T>{};
-      if (kind != Normalization::kNone) {
-        v = load_some(x + y * classes + k, available);
-        v = -share_of<T>(v, load(log_norm + k), kind, divided) * load(column + k);
+      const int64_t e = y * classes + k;
+      Vec<T> v = load_some((ready ? scratch : x) + e, size - e);
+      if (divided && !ready) {
+        v = softplus ? Softplus<T>(v).slope : fast_exp(v);
+      } else if (!divided) {
+        v = share_of<T>(v, load(log_norm + k), kind);
       }
-      store_some(out + y * classes + k, v, available);
+      store_some(out + e, -v * load(column + k), size - e);
+    }
+  }
+}
+
+// column += rows order[first..last-1] of grad
+template <class T>
+CROWDNAL_CLONES void add_rows(const GradRows<T>& grad, const int64_t* order, int64_t first, int64_t last,
+                              int64_t classes, T* column) {
+  for (int64_t p = first; p < last; ++p) {
+    const T u = grad.factor(order[p]);
+    const T* row = grad.values + order[p] * classes;
+    for (int64_t k = 0; k < classes; k += kLanes<T>) {
+      store(column + k, load(column + k) + u * load_some(row + k, classes - k));
     }
   }
 }
@@ -186,17 +224,22 @@ template <class T>
 void through_normalization(const T* x, const T* log_norm, const GradRows<T>& grad, const int64_t* label,
                            const int64_t* order, int64_t first, int64_t last, int64_t labels, int64_t classes,
                            Normalization kind, T* out) {
-  thread_local std::vector<T> scratch;  // norm and column, padded to whole vectors; total and partial G
+  thread_local std::vector<T> scratch;  // norm and column, padded to whole vectors; short rows, or total and partial G
   const int64_t size = labels * classes, padded = classes + kLanes<T>;
-  const bool direct = last - first <= std::min(labels, kBlock);
-  scratch.assign(2 * padded + (direct ? 0 : 2 * size), T(0));
+  const bool direct = last - first <= std::min(labels, kBlock), plain = kind == Normalization::kNone;
+  scratch.assign(2 * padded + (direct ? (is_short<T>(classes) ? size : 0) : 2 * size), T(0));
   T *norm = scratch.data(), *column = norm + padded, *total = column + padded, *partial = total + size;
-  if (kind != Normalization::kNone) std::copy_n(log_norm, classes, norm);
+  if (plain) {
+    std::fill_n(out, size, T(0));
+  } else {
+    std::copy_n(log_norm, classes, norm);
+  }
   if (direct) {
-    for (int64_t p = first; p < last; ++p) add_row(grad, order[p], column, classes);
-    const bool divided = kind == Normalization::kSoftplus && divide(norm, classes, column);
-    spread(x, norm, column, labels, classes, kind, divided, out);
-    add_labelled(x, grad, label, order, first, last, classes, kind, out);
+    if (!plain) {
+      add_rows(grad, order, first, last, classes, column);
+      spread(x, norm, column, labels, classes, kind, total, out);
+    }
+    add_labelled(plain ? nullptr : x, grad, label, order, first, last, classes, kind, out);
     return;
   }
   for (int64_t block = first; block < last; block += kBlock) {
@@ -205,9 +248,10 @@ void through_normalization(const T* x, const T* log_norm, const GradRows<T>& gra
     add_labelled<T>(nullptr, grad, label, order, block, std::min(last, block + kBlock), classes, kind, into);
     for (int64_t e = 0; block > first && e < size; ++e) total[e] += partial[e];
   }
-  add_columns(total, labels, classes, column);
-  const bool divided = kind == Normalization::kSoftplus && divide(norm, classes, column);
-  spread(x, norm, column, labels, classes, kind, divided, out);
+  if (!plain) {
+    add_columns(total, labels, classes, column);
+    spread(x, norm, column, labels, classes, kind, partial, out);
+  }
   add_sloped(x, total, size, kind, out);
 }
 
