@@ -34,6 +34,14 @@ SCHEMAS = {
     "mixture_link_backward": f"({_GRADS}, Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "Tensor posterior, int normalization, bool mean, bool need_log_probs, bool need_confusion) "
     "-> (Tensor log_probs_grad, Tensor confusion_grad)",
+    "evidence": f"(Tensor log_confusion, Tensor? weight, {_INDEX}, Tensor label) -> Tensor",
+    "counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, SymInt num_labels) "
+    "-> Tensor",
+    "joint_link": f"(Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
+    "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior)",
+    "joint_link_backward": f"({_GRADS}, Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
+    "Tensor posterior, int normalization, bool mean, bool need_log_prior, bool need_confusion) "
+    "-> (Tensor log_prior_grad, Tensor confusion_grad)",
 }
 
 _library = torch.library.Library("crowdnal", "DEF")
@@ -125,6 +133,33 @@ def _(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     return (
         confusion.new_empty(indptr.shape[0] - 1 if need_log_probs else 0, confusion.shape[2]),
+        confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
+    )
+
+
+@torch.library.register_fake("crowdnal::evidence", lib=_library)
+def _(log_confusion, weight, indptr, item, annotator, order, label):  # type: ignore[no-untyped-def]
+    return log_confusion.new_empty(indptr.shape[0] - 1, log_confusion.shape[2])
+
+
+@torch.library.register_fake("crowdnal::counts", lib=_library)
+def _(values, weight, indptr, item, annotator, order, label, num_annotators, num_labels):  # type: ignore[no-untyped-def]
+    return values.new_empty(num_annotators, num_labels, values.shape[1])
+
+
+@torch.library.register_fake("crowdnal::joint_link", lib=_library)
+def _(log_prior, confusion, weight, indptr, item, annotator, order, label, normalization, mean):  # type: ignore[no-untyped-def]
+    num_items = indptr.shape[0] - 1
+    return confusion.new_empty(()), confusion.new_empty(num_items), confusion.new_empty(num_items, confusion.shape[2])
+
+
+@torch.library.register_fake("crowdnal::joint_link_backward", lib=_library)
+def _(  # type: ignore[no-untyped-def]
+    grad_loss, grad_nll, log_prior, confusion, weight, indptr, item, annotator, order, label, posterior, normalization,
+    mean, need_log_prior, need_confusion,
+):  # fmt: skip
+    return (
+        confusion.new_empty(indptr.shape[0] - 1 if need_log_prior else 0, confusion.shape[2]),
         confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
     )
 

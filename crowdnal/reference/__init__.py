@@ -8,6 +8,8 @@ Differentiable by autograd; `mix` gathers nnz x C x K, which the native kernels 
 from __future__ import annotations
 
 from crowdnal.reference._terms import reduce, upstream
+from crowdnal.reference.evidence import counts, evidence
+from crowdnal.reference.joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
 from crowdnal.reference.mix import mix, mix_annotators, mix_items
 from crowdnal.reference.mixture_link import log_sum, mixture_link, mixture_link_backward
 from crowdnal.reference.normalization import (
@@ -17,7 +19,9 @@ from crowdnal.reference.normalization import (
     activation,
     activation_grad,
     log_confusion,
+    log_confusion_jvp,
     log_confusion_vjp,
+    log_confusion_vjp_jvp,
 )
 from crowdnal.reference.softmax_link import cross_entropy, residual, softmax_link, softmax_link_backward
 
@@ -27,9 +31,17 @@ __all__ = [
     "SOFTPLUS",
     "activation",
     "activation_grad",
+    "counts",
     "cross_entropy",
+    "evidence",
+    "item_upstream",
+    "joint_link",
+    "joint_link_backward",
     "log_confusion",
+    "log_confusion_jvp",
     "log_confusion_vjp",
+    "log_confusion_vjp_jvp",
+    "log_marginal",
     "log_sum",
     "mix",
     "mix_annotators",
@@ -37,6 +49,7 @@ __all__ = [
     "mixture_link",
     "mixture_link_backward",
     "reduce",
+    "reduce_items",
     "residual",
     "softmax_link",
     "softmax_link_backward",
