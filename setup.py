@@ -14,7 +14,7 @@ from setuptools import setup
 TORCH_TARGET = "0x020a000000000000"  # the stable ABI of torch 2.10: one binary for it and all later ones
 BYTES_PER_JOB = 2 << 30
 # Nothing reads errno or floating point exceptions: without them selections need no branches. Results are the same.
-VECTORIZE = ["-fno-trapping-math", "-fno-math-errno"]
+VECTORIZE = ["-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"]
 
 
 def cap_jobs() -> None:

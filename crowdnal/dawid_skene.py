@@ -159,7 +159,7 @@ class _Expectation:
             unlabelled = self.gold[(self.gold >= 0) & (self.annotations.counts == 0)]
             likelihood = float(log_prior[unlabelled].sum())
         index, label = index_of(self.annotations), self.annotations.label
-        loss, _, posterior = JointLink.run(prior, self.log_confusion, self.weight, *index, label, reference.NONE, False)
+        loss, _, posterior, _ = JointLink.run(prior, self.log_confusion, self.weight, *index, label, reference.NONE, False)
         self.posterior = self._clamp(posterior)
         penalty = 0.0
         if self.pseudo_counts is not None:

@@ -30,17 +30,17 @@ SCHEMAS = {
     "Tensor label, Tensor probs, bool mean, bool need_scores, bool need_confusion, bool need_shared) "
     "-> (Tensor scores_grad, Tensor confusion_grad, Tensor shared_grad)",
     "mixture_link": f"(Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
-    "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior)",
+    "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior, Tensor log_norm)",
     "mixture_link_backward": f"({_GRADS}, Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
-    "Tensor posterior, int normalization, bool mean, bool need_log_probs, bool need_confusion) "
+    "Tensor posterior, Tensor? log_norm, int normalization, bool mean, bool need_log_probs, bool need_confusion) "
     "-> (Tensor log_probs_grad, Tensor confusion_grad)",
     "evidence": f"(Tensor log_confusion, Tensor? weight, {_INDEX}, Tensor label) -> Tensor",
     "counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, SymInt num_labels) "
     "-> Tensor",
     "joint_link": f"(Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
-    "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior)",
+    "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior, Tensor log_norm)",
     "joint_link_backward": f"({_GRADS}, Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
-    "Tensor posterior, int normalization, bool mean, bool need_log_prior, bool need_confusion) "
+    "Tensor posterior, Tensor? log_norm, int normalization, bool mean, bool need_log_prior, bool need_confusion) "
     "-> (Tensor log_prior_grad, Tensor confusion_grad)",
 }
 
@@ -122,14 +122,16 @@ def _(  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("crowdnal::mixture_link", lib=_library)
 def _(log_probs, confusion, weight, indptr, item, annotator, order, label, normalization, mean):  # type: ignore[no-untyped-def]
-    nnz = annotator.shape[0]
-    return confusion.new_empty(()), confusion.new_empty(nnz), confusion.new_empty(nnz, confusion.shape[2])
+    nnz, classes = annotator.shape[0], confusion.shape[2]
+    norms = 0 if normalization == reference.NONE else torch.sym_min(nnz, confusion.shape[0])
+    nll, posterior, log_norm = (confusion.new_empty(size) for size in ((nnz,), (nnz, classes), (norms, classes)))
+    return confusion.new_empty(()), nll, posterior, log_norm
 
 
 @torch.library.register_fake("crowdnal::mixture_link_backward", lib=_library)
 def _(  # type: ignore[no-untyped-def]
-    grad_loss, grad_nll, log_probs, confusion, weight, indptr, item, annotator, order, label, posterior, normalization,
-    mean, need_log_probs, need_confusion,
+    grad_loss, grad_nll, log_probs, confusion, weight, indptr, item, annotator, order, label, posterior, log_norm,
+    normalization, mean, need_log_probs, need_confusion,
 ):  # fmt: skip
     return (
         confusion.new_empty(indptr.shape[0] - 1 if need_log_probs else 0, confusion.shape[2]),
@@ -149,14 +151,16 @@ def _(values, weight, indptr, item, annotator, order, label, num_annotators, num
 
 @torch.library.register_fake("crowdnal::joint_link", lib=_library)
 def _(log_prior, confusion, weight, indptr, item, annotator, order, label, normalization, mean):  # type: ignore[no-untyped-def]
-    num_items = indptr.shape[0] - 1
-    return confusion.new_empty(()), confusion.new_empty(num_items), confusion.new_empty(num_items, confusion.shape[2])
+    num_items, classes = indptr.shape[0] - 1, confusion.shape[2]
+    norms = 0 if normalization == reference.NONE else torch.sym_min(annotator.shape[0], confusion.shape[0])
+    nll, posterior, log_norm = (confusion.new_empty(s) for s in ((num_items,), (num_items, classes), (norms, classes)))
+    return confusion.new_empty(()), nll, posterior, log_norm
 
 
 @torch.library.register_fake("crowdnal::joint_link_backward", lib=_library)
 def _(  # type: ignore[no-untyped-def]
-    grad_loss, grad_nll, log_prior, confusion, weight, indptr, item, annotator, order, label, posterior, normalization,
-    mean, need_log_prior, need_confusion,
+    grad_loss, grad_nll, log_prior, confusion, weight, indptr, item, annotator, order, label, posterior, log_norm,
+    normalization, mean, need_log_prior, need_confusion,
 ):  # fmt: skip
     return (
         confusion.new_empty(indptr.shape[0] - 1 if need_log_prior else 0, confusion.shape[2]),

@@ -50,7 +50,7 @@ def test_joint_link_to_second_order(small: Problem, kind: int, mean: bool) -> No
     p = small
 
     def outputs(z: Tensor, w: Tensor, u: Tensor | None) -> Any:
-        return JointLink.run(z.log_softmax(1), w, u, *p.index, p.annotations.label, kind, mean)
+        return JointLink.run(z.log_softmax(1), w, u, *p.index, p.annotations.label, kind, mean)[:3]
 
     op_checks.check_both_orders(outputs, (leaf(p.scores), leaf(p.stored), leaf(p.weight)))
     assert gradcheck(lambda z, w: outputs(z, w, None), (leaf(p.scores), leaf(p.stored)))
@@ -62,7 +62,7 @@ def test_backward_function_respects_what_is_needed(small: Problem, needs: tuple[
 
     def backward(g: Tensor, n: Tensor, z: Tensor, w: Tensor, u: Tensor) -> Any:
         posterior = reference.joint_link(z, w, u, *p.index, label, reference.SOFTPLUS, True)[2].detach()
-        out = JointLinkBackward.run(g, n, z, w, u, *p.index, label, posterior, reference.SOFTPLUS, True, *needs)
+        out = JointLinkBackward.run(g, n, z, w, u, *p.index, label, posterior, None, reference.SOFTPLUS, True, *needs)
         return tuple(o for o, need in zip(out, needs, strict=True) if need)
 
     total = torch.tensor(0.4, dtype=torch.double, requires_grad=True)

@@ -51,11 +51,11 @@ def arguments(p: Problem, name: str, kind: int = reference.SOFTMAX) -> list[tupl
     if name == "joint_link":
         return [(*both, weight, *rest, kind, mean) for weight, mean in ((None, True), (p.weight, False))]
     total, nll = torch.tensor(0.7, dtype=torch.double), item_grad(p)
-    posterior = reference.joint_link(*both, p.weight, *rest, kind, True)[2]
+    _, _, posterior, norm = reference.joint_link(*both, p.weight, *rest, kind, True)
     return [
-        (total, None, *both, None, *rest, posterior, kind, True, True, True),
-        (None, nll, *both, p.weight, *rest, posterior, kind, False, False, True),
-        (total, nll, *both, p.weight, *rest, posterior, kind, True, True, False),
+        (total, None, *both, None, *rest, posterior, norm, kind, True, True, True),
+        (None, nll, *both, p.weight, *rest, posterior, None, kind, False, False, True),
+        (total, nll, *both, p.weight, *rest, posterior, norm, kind, True, True, False),
     ]
 
 

@@ -54,12 +54,12 @@ def arguments(problem: Problem, name: str, kind: int = reference.SOFTMAX) -> lis
     stored = p.stored.log_softmax(1) if kind == reference.NONE else p.stored
     if name == "mixture_link":
         return [(log_probs(p), stored, w, *index, label, kind, mean) for _, w, mean in options]
-    posterior = reference.mixture_link(log_probs(p), stored, None, *index, label, kind, True)[2]
+    _, _, posterior, norm = reference.mixture_link(log_probs(p), stored, None, *index, label, kind, True)
     rest = (log_probs(p), stored)
     return [
-        (total, None, *rest, None, *index, label, posterior, kind, True, True, True),
-        (None, nll_grad, *rest, p.weight, *index, label, posterior, kind, False, False, True),
-        (total, nll_grad, *rest, p.weight, *index, label, posterior, kind, True, True, False),
+        (total, None, *rest, None, *index, label, posterior, norm, kind, True, True, True),
+        (None, nll_grad, *rest, p.weight, *index, label, posterior, None, kind, False, False, True),
+        (total, nll_grad, *rest, p.weight, *index, label, posterior, norm, kind, True, True, False),
     ]
 
 
@@ -113,7 +113,7 @@ def test_first_gradients_equal_autograd_of_the_reference(name: str, problem: Pro
                 a.clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
             ]
             inputs = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
-            loss, nll, _ = op(*leaves)
+            loss, nll, *_ = op(*leaves)
             results.append(torch.autograd.grad(1.3 * loss + (nll * nll).sum(), inputs, allow_unused=True))
         for ours, wanted in zip(*results, strict=True):
             wanted = torch.zeros_like(ours) if wanted is None else wanted

@@ -206,5 +206,5 @@ def crowd_mixture_nll(
         mean,
     )
     compiling = torch.compiler.is_compiling()
-    loss, nll, _ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.run(*arguments)
+    loss, nll, *_ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.run(*arguments)
     return (nll if weight is None else nll * weight) if each else loss

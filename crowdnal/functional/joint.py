@@ -98,7 +98,7 @@ def crowd_marginal_nll(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
-    loss, nll, _ = _joint(log_prior, confusion, annotations, normalization, weight, reduction == "mean")
+    loss, nll, *_ = _joint(log_prior, confusion, annotations, normalization, weight, reduction == "mean")
     return nll if reduction == "none" else loss
 
 
@@ -136,7 +136,7 @@ def _joint(
     normalization: Normalization,
     weight: Tensor | None,
     mean: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     kind = normalization_kind(normalization)
     check_confusion(confusion, annotations, 1)
     check_shape("log_prior", log_prior, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")

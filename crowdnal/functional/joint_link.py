@@ -19,7 +19,7 @@ _ops = torch.ops.crowdnal
 
 
 class JointLink(OpFunction):
-    """(loss [], nll [B], posterior [B, C]), all differentiable; see `crowdnal.reference.joint_link`."""
+    """(loss [], nll [B], posterior [B, C], log_norm), differentiable but the last; see `reference.joint_link`."""
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
@@ -29,20 +29,22 @@ class JointLink(OpFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps inputs and outputs only, so that second order is exact."""
+        _, _, posterior, log_norm = output
+        ctx.mark_non_differentiable(log_norm)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:8], output[2])
+        ctx.save_for_backward(*inputs[:8], posterior, log_norm)
         ctx.save_for_forward(*inputs[:8])
         ctx.normalization, ctx.mean = inputs[8:]
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor | None, grad_nll: Tensor | None, grad_posterior: Tensor | None) -> Any:
+    def backward(ctx: Any, grad_loss: Any, grad_nll: Any, grad_posterior: Tensor | None, _: Any) -> Any:
         """One fused op for the likelihood; the primitives for the posterior and for the weight."""
-        *inputs, posterior = ctx.saved_tensors
+        *inputs, posterior, log_norm = ctx.saved_tensors
         _, confusion, weight, *index, label = inputs
         needs, need_weight = ctx.needs_input_grad[:2], ctx.needs_input_grad[2]
         dlog_prior = dconfusion = dweight = dt = None
         if grad_loss is not None or grad_nll is not None:
-            arguments = (grad_loss, grad_nll, *inputs, posterior, ctx.normalization, ctx.mean, *needs)
+            arguments = (grad_loss, grad_nll, *inputs, posterior, log_norm, ctx.normalization, ctx.mean, *needs)
             if torch.compiler.is_compiling():
                 dlog_prior, dconfusion = _ops.joint_link_backward(*arguments)
             else:
@@ -68,7 +70,7 @@ class JointLink(OpFunction):
         t_t = joint.tangent(log_prior_t, confusion_t, weight_t)
         t_t = torch.zeros_like(posterior) if t_t is None else t_t
         loss_t, nll_t = reference.reduce_items(-(posterior * t_t).sum(1), index[0], ctx.mean)
-        return loss_t, nll_t, _centred(posterior, t_t)
+        return loss_t, nll_t, _centred(posterior, t_t), None
 
 
 class JointLinkBackward(OpFunction):
@@ -81,11 +83,11 @@ class JointLinkBackward(OpFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the inputs, not `posterior`: it is a function of them."""
+        """Keeps the inputs, not `posterior` and `log_norm`: they are functions of them."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:10])
         ctx.save_for_forward(*inputs[:10])
-        ctx.normalization, ctx.mean, *ctx.needs = inputs[11:]
+        ctx.normalization, ctx.mean, *ctx.needs = inputs[12:]
 
     @staticmethod
     def backward(ctx: Any, log_prior_c: Any, confusion_c: Any) -> Any:
@@ -97,7 +99,7 @@ class JointLinkBackward(OpFunction):
         joint = _Joint(log_prior, confusion, weight, index, label, ctx.normalization)
         t_c = joint.tangent(log_prior_c, confusion_c, None)
         if t_c is None:
-            return (None,) * 15
+            return (None,) * 16
         _, _, posterior = reference.log_marginal(joint.value(), index[0], ctx.mean)
         g = -reference.item_upstream(grad_loss, grad_nll, index[0], posterior, ctx.mean).unsqueeze(1) * posterior
         q = g * (t_c - (posterior * t_c).sum(1, keepdim=True))
@@ -116,7 +118,7 @@ class JointLinkBackward(OpFunction):
             q if need_log_prior else None,
             dconfusion,
             dweight,
-            *[None] * 10,
+            *[None] * 11,
         )
 
     @staticmethod
@@ -193,10 +195,11 @@ def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     confusion, num_annotators = fold.matrices(confusion, dims[1])
     folded = fold.index(index, dims[3:7], num_annotators)
     rows = fold.rows(log_prior, dims[0]), confusion, fold.rows(weight, dims[2])
-    _, nll, posterior = _ops.joint_link(*rows, *folded, fold.rows(label, dims[7]), normalization, False)
+    _, nll, posterior, _ = _ops.joint_link(*rows, *folded, fold.rows(label, dims[7]), normalization, False)
     nll = fold.split(nll)
     loss = nll.sum(1) / _num_annotated(fold, index[0], dims[3]) if mean else nll.sum(1)
-    return (loss, nll, fold.split(posterior)), (0, 0, 0)
+    no_norm = nll.new_zeros(0)  # the backward rule lays the matrices out in another way and makes its own
+    return (loss, nll, fold.split(posterior), no_norm), (0, 0, 0, None)
 
 
 def _num_annotated(fold: Fold, indptr: Tensor, dim: int | None) -> Tensor:
@@ -205,7 +208,7 @@ def _num_annotated(fold: Fold, indptr: Tensor, dim: int | None) -> Tensor:
 
 def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     *inputs, normalization, mean, need_log_prior, need_confusion = inputs  # type: ignore[assignment]
-    grad_loss, grad_nll, log_prior, confusion, weight, *index, label, posterior = inputs
+    grad_loss, grad_nll, log_prior, confusion, weight, *index, label, posterior, _ = inputs
     fold = Fold(info.batch_size)
     confusion, num_annotators = fold.matrices(confusion, dims[3], share=not need_confusion)
     folded = fold.index(index, dims[5:9], num_annotators)
@@ -218,8 +221,8 @@ def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
         u = u + fold.front(grad_nll, dims[1])
     rows = fold.rows(log_prior, dims[2]), confusion, fold.rows(weight, dims[4])
     out = _ops.joint_link_backward(
-        None, u.flatten(), *rows, *folded, fold.rows(label, dims[9]), posterior.flatten(0, 1), normalization, False,
-        need_log_prior, need_confusion,
+        None, u.flatten(), *rows, *folded, fold.rows(label, dims[9]), posterior.flatten(0, 1), None, normalization,
+        False, need_log_prior, need_confusion,
     )  # fmt: skip
     return tuple(fold.split(o) for o in out), (0, 0)
 

@@ -19,7 +19,7 @@ _ops = torch.ops.crowdnal
 
 
 class MixtureLink(OpFunction):
-    """(loss [], nll [nnz], posterior [nnz, C]); see `crowdnal.reference.mixture_link`."""
+    """(loss [], nll [nnz], posterior [nnz, C], log_norm); see `crowdnal.reference.mixture_link`."""
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
@@ -29,21 +29,21 @@ class MixtureLink(OpFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps inputs and outputs only, so that second order is exact."""
-        _, nll, posterior = output
-        ctx.mark_non_differentiable(posterior)
+        _, nll, posterior, log_norm = output
+        ctx.mark_non_differentiable(posterior, log_norm)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:8], nll, posterior)
+        ctx.save_for_backward(*inputs[:8], nll, posterior, log_norm)
         ctx.save_for_forward(*inputs[:8])
         ctx.normalization, ctx.mean = inputs[8:]
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor | None, grad_nll: Tensor | None, _: Tensor | None) -> Any:
+    def backward(ctx: Any, grad_loss: Tensor | None, grad_nll: Tensor | None, *_: Tensor | None) -> Any:
         """One fused op; the gradient of a weight is the nll it multiplies."""
-        *inputs, nll, posterior = ctx.saved_tensors
+        *inputs, nll, posterior, log_norm = ctx.saved_tensors
         needs, need_weight = ctx.needs_input_grad[:2], ctx.needs_input_grad[2]
         if grad_loss is None and grad_nll is None:
             return (None,) * 10
-        arguments = (grad_loss, grad_nll, *inputs, posterior, ctx.normalization, ctx.mean, *needs)
+        arguments = (grad_loss, grad_nll, *inputs, posterior, log_norm, ctx.normalization, ctx.mean, *needs)
         if torch.compiler.is_compiling():
             grads = _ops.mixture_link_backward(*arguments)
         else:
@@ -64,7 +64,7 @@ class MixtureLink(OpFunction):
         total_t = reference.reduce(nll_t, weight, ctx.mean)
         if weight_t is not None:
             total_t = total_t + reference.reduce(nll, weight_t, ctx.mean)
-        return total_t, nll_t, None
+        return total_t, nll_t, None, None
 
 
 class MixtureLinkBackward(OpFunction):
@@ -77,11 +77,11 @@ class MixtureLinkBackward(OpFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the inputs, not `posterior`: it is a function of them."""
+        """Keeps the inputs, not `posterior` and `log_norm`: they are functions of them."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:10])
         ctx.save_for_forward(*inputs[:10])
-        ctx.normalization, ctx.mean, *ctx.needs = inputs[11:]
+        ctx.normalization, ctx.mean, *ctx.needs = inputs[12:]
 
     @staticmethod
     def backward(ctx: Any, log_probs_c: Any, confusion_c: Any) -> Any:
@@ -93,7 +93,7 @@ class MixtureLinkBackward(OpFunction):
         joint = _Joint(log_probs, confusion, index, label, ctx.normalization)
         t_c = joint.tangent(log_probs_c, confusion_c)
         if t_c is None:
-            return (None,) * 15
+            return (None,) * 16
         posterior = torch.softmax(joint.value(), dim=1)
         u = reference.upstream(grad_loss, grad_nll, weight, posterior, ctx.mean)
         du = -(posterior * t_c).sum(1)
@@ -106,7 +106,7 @@ class MixtureLinkBackward(OpFunction):
         if weight is not None and grad_loss is not None:
             dweight = reference.upstream(grad_loss, None, None, du, ctx.mean) * du
         dgrad_nll = None if grad_nll is None else du
-        return dgrad_loss, dgrad_nll, dlog_probs, dconfusion, dweight, *[None] * 10
+        return dgrad_loss, dgrad_nll, dlog_probs, dconfusion, dweight, *[None] * 11
 
     @staticmethod
     def jvp(ctx: Any, loss_t: Any, nll_t: Any, log_probs_t: Any, confusion_t: Any, weight_t: Any, *rest: Any) -> Any:
@@ -195,14 +195,15 @@ def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     confusion, num_annotators = fold.matrices(confusion, dims[1])
     folded = fold.index(index, dims[3:7], num_annotators)
     rows = fold.rows(log_probs, dims[0]), confusion, None
-    _, nll, posterior = _ops.mixture_link(*rows, *folded, fold.rows(label, dims[7]), normalization, False)
+    _, nll, posterior, _ = _ops.mixture_link(*rows, *folded, fold.rows(label, dims[7]), normalization, False)
     nll = fold.split(nll)
-    return (fold.loss(nll, weight, dims[2], mean), nll, fold.split(posterior)), (0, 0, 0)
+    no_norm = nll.new_zeros(0)  # the backward rule lays the matrices out in another way and makes its own
+    return (fold.loss(nll, weight, dims[2], mean), nll, fold.split(posterior), no_norm), (0, 0, 0, None)
 
 
 def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     *inputs, normalization, mean, need_log_probs, need_confusion = inputs  # type: ignore[assignment]
-    grad_loss, grad_nll, log_probs, confusion, weight, *index, label, posterior = inputs
+    grad_loss, grad_nll, log_probs, confusion, weight, *index, label, posterior, _ = inputs
     fold = Fold(info.batch_size)
     confusion, num_annotators = fold.matrices(confusion, dims[3], share=not need_confusion)
     folded = fold.index(index, dims[5:9], num_annotators)
@@ -210,7 +211,7 @@ def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     u = fold.upstream((grad_loss, grad_nll, weight), (dims[0], dims[1], dims[4]), posterior.shape[1], posterior, mean)
     rows = fold.rows(log_probs, dims[2]), confusion, None
     out = _ops.mixture_link_backward(
-        None, u, *rows, *folded, fold.rows(label, dims[9]), posterior.flatten(0, 1), normalization, False,
+        None, u, *rows, *folded, fold.rows(label, dims[9]), posterior.flatten(0, 1), None, normalization, False,
         need_log_probs, need_confusion,
     )  # fmt: skip
     return tuple(fold.split(o) for o in out), (0, 0)

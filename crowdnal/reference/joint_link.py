@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.reference.evidence import counts, evidence
+from crowdnal.reference.mixture_link import log_norm as norms_of
 from crowdnal.reference.normalization import log_confusion, log_confusion_vjp
 
 
@@ -49,15 +50,15 @@ def joint_link(
     label: Tensor,
     normalization: int,
     mean: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Negative log marginal likelihood of each item's labels, and the posterior over its true class.
 
     Returns:
         loss [] = sum of nll (divided by the number of annotated items if `mean`), nll [B] (0 without annotations,
-        inf where every class is impossible), posterior [B, C] (then 0).
+        inf where every class is impossible), posterior [B, C] (then 0), log_norm as from `mixture_link`.
     """
-    log_a = log_confusion(confusion, normalization)
-    return log_marginal(log_prior + evidence(log_a, weight, indptr, item, annotator, order, label), indptr, mean)
+    t = log_prior + evidence(log_confusion(confusion, normalization), weight, indptr, item, annotator, order, label)
+    return *log_marginal(t, indptr, mean), norms_of(confusion.detach(), annotator, normalization)
 
 
 def joint_link_backward(
@@ -72,6 +73,7 @@ def joint_link_backward(
     order: Tensor,
     label: Tensor,
     posterior: Tensor,
+    log_norm: Tensor | None,
     normalization: int,
     mean: bool,
     need_log_prior: bool,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.reference._terms import reduce, upstream
-from crowdnal.reference.normalization import log_confusion, log_confusion_vjp
+from crowdnal.reference.normalization import NONE, activation, log_confusion, log_confusion_vjp
 
 
 def log_sum(t: Tensor, weight: Tensor | None, mean: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,13 +26,27 @@ def mixture_link(
     label: Tensor,
     normalization: int,
     mean: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Negative log-likelihood -log sum_k p_i[k] A_r[y_n, k], in log space.
 
     Returns:
-        loss [] = sum of weight x nll (divided by nnz if `mean`), nll [nnz], posterior [nnz, C] (not differentiable).
+        loss [] = sum of weight x nll (divided by nnz if `mean`), nll [nnz], posterior [nnz, C] and log_norm, what the
+        columns of the annotators who are present are divided by (both not differentiable).
     """
-    return log_sum(log_probs[item] + log_confusion(confusion, normalization)[annotator, label], weight, mean)
+    t = log_probs[item] + log_confusion(confusion, normalization)[annotator, label]
+    return *log_sum(t, weight, mean), log_norm(confusion.detach(), annotator, normalization)
+
+
+def log_norm(confusion: Tensor, annotator: Tensor, normalization: int) -> Tensor:
+    """[min(nnz, R), C]: log sum_y f(confusion[r, y]) of each annotator in the batch, ascending; 0 behind them.
+
+    Without normalisation [0, C].
+    """
+    rows = 0 if normalization == NONE else min(annotator.shape[0], confusion.shape[0])
+    sums = activation(confusion, normalization).logsumexp(1)
+    present = torch.zeros_like(confusion[:, 0, 0], dtype=torch.bool).index_fill(0, annotator, True)
+    rank = torch.where(present, present.cumsum(0) - 1, rows)  # the others to a row that is cut off
+    return sums.new_zeros(rows + 1, sums.shape[1]).index_copy(0, rank.clamp(max=rows), sums)[:rows]
 
 
 def mixture_link_backward(
@@ -47,6 +61,7 @@ def mixture_link_backward(
     order: Tensor,
     label: Tensor,
     posterior: Tensor,
+    log_norm: Tensor | None,
     normalization: int,
     mean: bool,
     need_log_probs: bool,

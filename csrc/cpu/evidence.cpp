@@ -1,127 +1,165 @@
 // evidence and counts: each other's adjoints, the sufficient statistics of the joint link.
 #include "cpu/evidence.h"
 
-#include "cpu/by_cols.h"
-#include "cpu/kernels.h"
-#include "cpu/simd.h"
 #include "ops.h"
 
 namespace crowdnal::cpu {
-
-using torch::stable::parallel_for;
-
 namespace {
 
-constexpr int64_t kMaxTables = 32;
-constexpr int64_t kAnnotationsPerCell = 8;  // a table that is not reused this often is not worth its clearing
-
-template <int64_t K, class T>
-CROWDNAL_INLINE void sum_evidence_of(const Evidence<T>& e, const Index& index, const T* start, int64_t begin,
-                                     int64_t end, T* out) {
+template <class T, int N>
+CROWDNAL_INLINE void evidence_of(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t begin,
+                                 int64_t end, T* out) {
+  const Row<T, N> row(classes);
   for (int64_t i = begin; i < end; ++i) {
-    T held[K > 0 ? K : 1];
-    T* __restrict sum = K > 0 ? held : out + (i - begin) * e.classes;
-    const int64_t classes = K > 0 ? K : e.classes;
-    for (int64_t k = 0; k < classes; ++k) sum[k] = start ? start[i * classes + k] : T(0);
-    for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-      const T w = e.weight ? e.weight[n] : T(1);
-      if (w == 0) continue;
-      const T* row = e.table + (e.label ? index.annotator[n] * e.labels + e.label[n] : n) * classes;
-      for (int64_t k = 0; k < classes; ++k) sum[k] += w * row[k];
+    Vec<T> t[N] = {};
+    add_evidence(evidence, index, row, i, t);
+    row.write(t, out, i, end);
+  }
+}
+
+// Items begin..end-1.                                                                     out: [B, classes]
+template <class T>
+CROWDNAL_CLONES void sum_evidence(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t begin,
+                                  int64_t end, T* out) {
+  if (classes <= kLanes<T>) return evidence_of<T, 1>(evidence, index, classes, begin, end, out);
+  if (classes <= 2 * kLanes<T>) return evidence_of<T, 2>(evidence, index, classes, begin, end, out);
+  for (int64_t i = begin; i < end; ++i) {
+    T* t = out + i * classes;
+    for (int64_t k = 0; k < classes; ++k) t[k] = 0;
+    add_evidence(evidence, index, classes, i, t);
+  }
+}
+
+template <class T, int N>
+CROWDNAL_INLINE void posteriors_of(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior,
+                                   int64_t classes, int64_t begin, int64_t end, T* posterior, T* nll) {
+  constexpr int64_t L = kLanes<T>;
+  const Row<T, N> row(classes);
+  T joint[L * N * L] = {}, sums[L], log_sum[L];
+  for (int64_t block = begin; block < end; block += L) {
+    const int64_t count = std::min(L, end - block);
+    for (int64_t j = 0; j < count; ++j) {
+      Vec<T> t[N];
+      row.read(prior.rows, prior.row(block + j), prior.shared ? 1 : index.num_items, t);
+      add_evidence(evidence, index, row, block + j, t);
+      for (int64_t v = 0; v < N; ++v) store(joint + (j * N + v) * L, t[v]);
     }
-    if constexpr (K > 0) {
-      for (int64_t k = 0; k < K; ++k) out[(i - begin) * K + k] = held[k];
+    softmax_rows<T, N>(joint, nullptr, row, sums, log_sum);
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t i = block + j;
+      Vec<T> done[N];
+      for (int64_t v = 0; v < N; ++v) done[v] = load(joint + (j * N + v) * L);
+      row.write(done, posterior, i, end);
+      nll[i] = index.indptr[i] < index.indptr[i + 1] ? -log_sum[j] : T(0);
     }
   }
 }
 
-// table[key(n)] += weight[n] values[item_n] over positions begin..end-1 of `order` (null: of the annotations
-// themselves); `base` null: all rows belong to one annotator.
-template <int64_t K, class T, class U>
-CROWDNAL_INLINE void add_counts_of(const T* values, const T* weight, const int64_t* label, const Index& index,
-                                   const int64_t* order, bool one_annotator, int64_t begin, int64_t end, int64_t labels,
-                                   int64_t cols, U* __restrict table) {
-  const int64_t classes = K > 0 ? K : cols;
+// Positions begin..end-1 of `order` (null: the annotations as they lie); `one`: all of the annotator whose matrix `out`
+// is.
+template <class T, class Out>
+CROWDNAL_CLONES void add_counts(const T* values, const Evidence<T>& at, const Index& index, const int64_t* order,
+                                bool one, int64_t begin, int64_t end, int64_t classes, int64_t stride, Out* out) {
   for (int64_t p = begin; p < end; ++p) {
     const int64_t n = order ? order[p] : p;
-    const U w = weight ? weight[n] : T(1);
+    const Out w = at.factor(n);
     const T* v = values + index.item[n] * classes;
-    U* __restrict row = table + ((one_annotator ? 0 : index.annotator[n] * labels) + label[n]) * classes;
+    Out* __restrict row = out + (one ? at.label[n] : at.row(index, n)) * stride;
     for (int64_t k = 0; k < classes; ++k) row[k] += w * v[k];
   }
 }
 
-template <class T, class U>
-CROWDNAL_CLONES void add_counts(const T* values, const T* weight, const int64_t* label, const Index& index,
-                                const int64_t* order, bool one_annotator, int64_t begin, int64_t end, int64_t labels,
-                                int64_t cols, U* table) {
-#define BODY(K) add_counts_of<K>(values, weight, label, index, order, one_annotator, begin, end, labels, cols, table)
-  CROWDNAL_BY_COLS(cols, BODY)
-#undef BODY
+template <class T, int N>
+CROWDNAL_INLINE void fill_table_of(const T* values, const Evidence<T>& at, const Index& index, int64_t begin,
+                                   int64_t end, int64_t classes, const CountTable<T>& table) {
+  const Row<T, N> row(classes);
+  for (int64_t n = begin; n < end; ++n) {
+    Vec<T> v[N];
+    row.read(values, index.item[n], index.num_items, v);
+    table.template add<N>(at.row(index, n), at.factor(n), v);
+  }
+}
+
+// Annotations begin..end-1 into a table.
+template <class T>
+CROWDNAL_CLONES void fill_table(const T* values, const Evidence<T>& at, const Index& index, int64_t begin, int64_t end,
+                                int64_t classes, const CountTable<T>& table) {
+  if (classes <= kLanes<T>) return fill_table_of<T, 1>(values, at, index, begin, end, classes, table);
+  if (classes <= 2 * kLanes<T>) return fill_table_of<T, 2>(values, at, index, begin, end, classes, table);
+  for (int64_t n = begin; n < end; ++n) {
+    table.add(at.row(index, n), at.factor(n), values + index.item[n] * classes, classes);
+  }
 }
 
 }  // namespace
 
 template <class T>
-CROWDNAL_CLONES void sum_evidence(const Evidence<T>& evidence, const Index& index, const T* start, int64_t begin,
-                                  int64_t end, T* out) {
-#define BODY(K) sum_evidence_of<K>(evidence, index, start, begin, end, out)
-  CROWDNAL_BY_COLS(evidence.classes, BODY)
-#undef BODY
-}
-
-template <class T>
-void count_run(const T* values, const T* weight, const int64_t* label, const Index& index, int64_t first, int64_t last,
-               int64_t labels, int64_t classes, T* out, std::vector<double>& scratch) {
-  if (last - first <= kBlock) {  // only the rows that occur are touched
-    add_counts(values, weight, label, index, index.order, true, first, last, labels, classes, out);
-    return;
+CROWDNAL_CLONES void posteriors(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior, int64_t classes,
+                                int64_t begin, int64_t end, T* posterior, T* nll) {
+  if (classes <= kLanes<T>) {
+    return posteriors_of<T, 1>(evidence, index, prior, classes, begin, end, posterior, nll);
   }
-  scratch.assign(labels * classes, 0.0);
-  add_counts(values, weight, label, index, index.order, true, first, last, labels, classes, scratch.data());
-  for (int64_t e = 0; e < labels * classes; ++e) out[e] += static_cast<T>(scratch[e]);
-}
-
-int64_t count_tables(int64_t nnz, const Shape& shape) {
-  const int64_t cells = std::max<int64_t>(1, shape.num_annotators * shape.matrix());
-  return std::min(kMaxTables, nnz / (kAnnotationsPerCell * cells));
+  if (classes <= 2 * kLanes<T>) {
+    return posteriors_of<T, 2>(evidence, index, prior, classes, begin, end, posterior, nll);
+  }
+  for (int64_t i = begin; i < end; ++i) {
+    T* t = posterior + i * classes;
+    for (int64_t k = 0; k < classes; ++k) t[k] = prior.rows[prior.row(i) * classes + k];
+    add_evidence(evidence, index, classes, i, t);
+    const T log_sum = softmax_row(t, classes);
+    nll[i] = index.indptr[i] < index.indptr[i + 1] ? -log_sum : T(0);
+  }
 }
 
 template <class T>
-void counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Shape& shape, T* out) {
-  const int64_t tables = count_tables(index.nnz, shape), cells = shape.num_annotators * shape.matrix();
-  if (tables == 0) {
-    parallel_for(0, index.nnz, grain(shape.cols * 4), [&](int64_t begin, int64_t end) {
-      std::vector<double> scratch;
-      for_each_annotator(index, begin, end, [&](int64_t first, int64_t last) {
-        T* matrix = out + index.annotator[index.order[first]] * shape.matrix();
-        count_run(values, weight, label, index, first, last, shape.rows, shape.cols, matrix, scratch);
-      });
+void sum_tables(const CountTable<T>& tables, int64_t count, const Shape& shape, T* out) {
+  const int64_t rows = shape.num_annotators * shape.rows;
+  parallel_for(0, rows, grain(count * shape.cols), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t k = 0; k < shape.cols; ++k) {
+        double total = 0;
+        for (int64_t t = 0; t < count; ++t) total += tables.sums[(t * rows + r) * tables.stride + k];
+        out[r * shape.cols + k] = static_cast<T>(total);
+      }
+    }
+  });
+}
+
+template <class T>
+void counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Runs& runs,
+            const Shape& shape, T* out) {
+  const Evidence<T> at{nullptr, 0, shape.rows, weight, label};
+  const int64_t count = count_tables(index.nnz, shape, kReuse), classes = shape.cols;
+  if (count > 0) {
+    const int64_t stride = CountTable<T>::stride_for(classes), rows = shape.num_annotators * shape.rows;
+    std::vector<double> sums(count * rows * stride, 0.0);
+    parallel_for(0, count, grain(index.nnz / count * classes), [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        fill_table<T>(values, at, index, index.nnz * t / count, index.nnz * (t + 1) / count, classes,
+                      {sums.data() + t * rows * stride, stride});
+      }
     });
-    return;
+    return sum_tables<T>({sums.data(), stride}, count, shape, out);
   }
-  // Many annotations for each cell: through them as they lie in memory.
-  std::vector<double> sums(tables * cells, 0.0);
-  parallel_for(0, tables, grain(index.nnz / tables * shape.cols), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      add_counts(values, weight, label, index, static_cast<const int64_t*>(nullptr), false, index.nnz * t / tables,
-                 index.nnz * (t + 1) / tables, shape.rows, shape.cols, sums.data() + t * cells);
+  const MatricesOut<T> place{out, false, index, runs, shape};
+  for_each_run(index, runs, grain(classes * 4), [&](int64_t run, int64_t first, int64_t last) {
+    T* matrix = place(run);
+    if (last - first <= kBlock) {
+      std::fill_n(matrix, shape.matrix(), T(0));
+      add_counts(values, at, index, index.order, true, first, last, classes, classes, matrix);
+      return;
     }
+    std::vector<double> sums(shape.matrix(), 0.0);
+    add_counts(values, at, index, index.order, true, first, last, classes, classes, sums.data());
+    for (int64_t e = 0; e < shape.matrix(); ++e) matrix[e] = static_cast<T>(sums[e]);
   });
-  parallel_for(0, cells, grain(tables), [&](int64_t begin, int64_t end) {
-    for (int64_t e = begin; e < end; ++e) {
-      double total = 0;
-      for (int64_t t = 0; t < tables; ++t) total += sums[t * cells + e];
-      out[e] = static_cast<T>(total);
-    }
-  });
+  place.finish();
 }
 
-#define CROWDNAL_INSTANTIATE(T)                                                                                      \
-  template void sum_evidence<T>(const Evidence<T>&, const Index&, const T*, int64_t, int64_t, T*);                   \
-  template void count_run<T>(const T*, const T*, const int64_t*, const Index&, int64_t, int64_t, int64_t, int64_t,   \
-                             T*, std::vector<double>&);                                                              \
-  template void counts<T>(const T*, const T*, const int64_t*, const Index&, const Shape&, T*);
+#define CROWDNAL_INSTANTIATE(T)                                                                                        \
+  template void posteriors<T>(const Evidence<T>&, const Index&, const Prior<T>&, int64_t, int64_t, int64_t, T*, T*);   \
+  template void sum_tables<T>(const CountTable<T>&, int64_t, const Shape&, T*);                                        \
+  template void counts<T>(const T*, const T*, const int64_t*, const Index&, const Runs&, const Shape&, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
 #undef CROWDNAL_INSTANTIATE
@@ -135,13 +173,14 @@ Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Ten
   const Index& view = index.view;
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
-  Tensor out = torch::stable::new_empty(a, {view.num_items, shape.cols});
+  Tensor out = empty(a, {view.num_items, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
-    const Evidence<T> evidence{pointer<T>(a), pointer<T>(weight), pointer<int64_t>(labels), shape.rows, shape.cols};
+    const Evidence<T> evidence{pointer<T>(a), shape.num_annotators * shape.rows, shape.rows, pointer<T>(weight),
+                               pointer<int64_t>(labels)};
     const int64_t per_item = view.nnz / std::max<int64_t>(1, view.num_items) + 1;
     parallel_for(0, view.num_items, grain(shape.cols * per_item), [&](int64_t begin, int64_t end) {
-      sum_evidence(evidence, view, static_cast<const T*>(nullptr), begin, end, output<T>(out) + begin * shape.cols);
+      sum_evidence(evidence, view, shape.cols, begin, end, output<T>(out));
     });
   });
   return out;
@@ -155,15 +194,15 @@ Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indp
                   "crowdnal: num_annotators and num_labels must not be negative");
   const Shape shape{num_annotators, num_labels, values.size(1)};
   const CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, indptr.size(0) - 1,
-                                         count_tables(annotator.size(0), shape) == 0);
+                                         count_tables(annotator.size(0), shape, kReuse) == 0);
   const Index& view = index.view;
   const Tensor v = check_values(values, "values", values, {view.num_items, shape.cols});
   const Tensor labels = check_labels(label, view.nnz, num_labels);
   if (weight) weight = check_values(*weight, "weight", v, {view.nnz});
-  Tensor out = torch::stable::new_zeros(v, {num_annotators, num_labels, shape.cols});
+  Tensor out = empty(v, {num_annotators, num_labels, shape.cols});
   dispatch(v, [&](auto zero) {
     using T = decltype(zero);
-    counts(pointer<T>(v), pointer<T>(weight), pointer<int64_t>(labels), view, shape, output<T>(out));
+    counts(pointer<T>(v), pointer<T>(weight), pointer<int64_t>(labels), view, index.runs, shape, output<T>(out));
   });
   return out;
 }

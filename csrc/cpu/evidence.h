@@ -1,38 +1,114 @@
-// Sums of rows of an observed-label-major confusion [R, labels, classes] by item, and their adjoint.
+// Rows of an observed-label-major confusion [R, labels, classes], summed by item, and the adjoint of that. The inline
+// functions are only for use in functions with CROWDNAL_CLONES.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "common/index.h"
+#include "cpu/kernels.h"
+#include "cpu/lanes.h"
 
 namespace crowdnal::cpu {
 
-// What every annotation adds to its item: weight[n] times a row of `table`.
+// What every annotation adds to its item: weight_n times a row of `table`. A weight of 0 adds nothing, whatever the row.
 template <class T>
 struct Evidence {
-  const T* table;          // [R, labels, classes], or [nnz, classes] where `label` is null
-  const T* weight;         // [nnz], or null: 1
-  const int64_t* label;    // [nnz], or null
-  int64_t labels, classes;
+  const T* table;          // [rows, classes]: rows (annotator, label), or one an annotation where `label` is null
+  int64_t rows, labels;
+  const T* weight;         // [nnz] or null (1)
+  const int64_t* label;    // [nnz] or null
+
+  CROWDNAL_INLINE T factor(int64_t n) const { return weight ? weight[n] : T(1); }
+  CROWDNAL_INLINE int64_t row(const Index& index, int64_t n) const {
+    return label ? index.annotator[n] * labels + label[n] : n;
+  }
 };
 
-// out[i - begin, k] = (start[i, k] or 0) + sum_{n of i} weight[n] row_n[k] for items begin..end-1. A weight of 0 adds
-// nothing, whatever its row.
-template <class T>
-void sum_evidence(const Evidence<T>& evidence, const Index& index, const T* start, int64_t begin, int64_t end, T* out);
+// t += what the annotations of item i add, for rows of one or two vectors.
+template <class T, int N>
+CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, const Row<T, N>& row, int64_t i,
+                                  Vec<T>* t) {
+  for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
+    const T w = evidence.factor(n);
+    if (w == 0) continue;
+    Vec<T> x[N];
+    row.read(evidence.table, evidence.row(index, n), evidence.rows, x);
+    for (int64_t j = 0; j < N; ++j) t[j] = t[j] + w * x[j];
+  }
+}
 
-// What the annotations of one annotator, positions first..last-1 of `order`, add to its matrix [labels, classes].
+// The same for rows of any length.
 template <class T>
-void count_run(const T* values, const T* weight, const int64_t* label, const Index& index, int64_t first, int64_t last,
-               int64_t labels, int64_t classes, T* out, std::vector<double>& scratch);
+CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t i,
+                                  T* __restrict t) {
+  for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
+    const T w = evidence.factor(n);
+    if (w == 0) continue;
+    const T* x = evidence.table + evidence.row(index, n) * classes;
+    for (int64_t k = 0; k < classes; ++k) t[k] += w * x[k];
+  }
+}
 
-// How many tables [R, labels, classes] `counts` sums the annotations into, in their own order; 0 if it goes by
-// annotator. Depends on nothing but sizes, so that sums do not depend on the threads.
-int64_t count_tables(int64_t nnz, const Shape& shape);
-
-// out[r, y, k] = sum_{n of r with label y} weight[n] values[item_n, k]                out: [R, labels, classes], zeroed
+// Log priors [B, classes], or one row for all items.
 template <class T>
-void counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Shape& shape, T* out);
+struct Prior {
+  const T* rows;
+  bool shared;
+  CROWDNAL_INLINE int64_t row(int64_t i) const { return shared ? 0 : i; }
+};
+
+// Items begin..end-1: posterior = softmax(prior + evidence), nll = -log of its normaliser, 0 without annotations.
+template <class T>
+void posteriors(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior, int64_t classes, int64_t begin,
+                int64_t end, T* posterior, T* nll);
+
+// Expected counts [R, labels, classes] summed in double precision, rows padded to whole vectors.
+template <class T>
+struct CountTable {
+  double* sums;
+  int64_t stride;
+
+  static int64_t stride_for(int64_t classes) {
+    return classes <= 2 * kLanes<T> ? (classes <= kLanes<T> ? 1 : 2) * kLanes<T> : classes;
+  }
+
+  // row += w v
+  template <int N>
+  CROWDNAL_INLINE void add(int64_t row, T w, const Vec<T>* v) const {
+    constexpr int64_t D = kLanes<double>;
+    double* to = sums + row * stride;
+    for (int64_t j = 0; j < N; ++j) {
+      for (int64_t h = 0; h < kLanes<T> / D; ++h) {
+        typedef T Part __attribute__((vector_size(sizeof(T) * kLanes<double>)));
+        Part part;
+        std::memcpy(&part, reinterpret_cast<const char*>(v + j) + h * sizeof(part), sizeof(part));
+        double* at = to + j * kLanes<T> + h * D;
+        store(at, load(at) + static_cast<double>(w) * __builtin_convertvector(part, Vec<double>));
+      }
+    }
+  }
+  CROWDNAL_INLINE void add(int64_t row, T w, const T* v, int64_t classes) const {
+    double* __restrict to = sums + row * stride;
+    for (int64_t k = 0; k < classes; ++k) to[k] += static_cast<double>(w) * v[k];
+  }
+};
+
+// How many tables the annotations are worth that are summed as they lie in memory, `each` annotations a cell at least.
+// Depends on nothing but sizes, so that sums do not depend on the threads.
+inline int64_t count_tables(int64_t nnz, const Shape& shape, int64_t each) {
+  const int64_t cells = std::max<int64_t>(1, shape.num_annotators * shape.matrix());
+  return std::min<int64_t>(32, nnz / (each * cells));
+}
+
+// out[r, y, k] = sum of the tables, which lie behind each other                          out: [R, labels, classes]
+template <class T>
+void sum_tables(const CountTable<T>& tables, int64_t count, const Shape& shape, T* out);
+
+// out[r, y, k] = sum_{n of r with label y} weight_n values[item_n, k]                    out: [R, labels, classes]
+// `runs` is read where `count_tables` of kReuse is 0.
+template <class T>
+void counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Runs& runs,
+            const Shape& shape, T* out);
+constexpr int64_t kReuse = 8;
 
 }  // namespace crowdnal::cpu

@@ -4,110 +4,82 @@
 
 #include <algorithm>
 #include <cstdint>
-
-#include <torch/csrc/stable/ops.h>
+#include <vector>
 
 #include "common/index.h"
-#include "cpu/rows.h"
+#include "cpu/tensors.h"
 
 namespace crowdnal::cpu {
+
+using torch::stable::parallel_for;
 
 // Annotations are summed in blocks of this many before they join a running total.
 constexpr int64_t kBlock = 512;
 
 // Tasks of `cost` multiply-adds each are worth another thread from this many on.
-inline int64_t grain(int64_t cost) { return std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cost)); }
+inline int64_t grain(int64_t cost) { return std::max<int64_t>(1, 131072 / std::max<int64_t>(1, cost)); }
 
-// Large matrices are read once for all annotations of their annotator, in the order of `index.order`; with small ones
-// it pays more to go through items in their own order.
-inline bool by_annotator(const Shape& shape) { return shape.cols > kSmall; }
-
-// out[n, k] = (shared[item_n, k] or 0) + sum_c scores[item_n, c] confusion[annotator_n, c, k]; then
-// finish(n[], rows[], count) for at most kLanes annotations at a time.
-template <class T, class Finish>
-void mix(const T* scores, const T* confusion, const T* shared, T* out, const Index& index, const Shape& shape,
-         const Finish& finish);
-
-// out[i, c] = sum_{n of item i} sum_k grad[n, k] confusion[annotator_n, c, k]        out: [B, rows]
+// out[n, k] = (shared[item_n, k] or 0) + sum_c scores[item_n, c] confusion[annotator_n, c, k]        out: [nnz, cols]
+// With labels: softmax of that, and nll[n] = -log out[n, label_n]. `runs` is read for large matrices only.
 template <class T>
-void mix_items(const T* grad, const T* confusion, T* out, const Index& index, const Shape& shape);
+void mix(const MixInput<T>& input, const Index& index, const Runs& runs, const Shape& shape, T* out, T* nll);
 
-// out[r, c, k] = sum_{n of annotator r} scores[item_n, c] grad[n, k]                 out: [R, rows, cols], zeroed
+// The adjoints; null where not wanted:
+// items[i, c] = sum_{n of i} sum_k grad[n, k] confusion[annotator_n, c, k]                           items: [B, rows]
+// matrices[r, c, k] = sum_{n of r} scores[item_n, c] grad[n, k]                           matrices: see `MatricesOut`
+// each: [nnz, rows] to work in, for items and large matrices.
 template <class T>
-void mix_annotators(const T* scores, const T* grad, T* out, const Index& index, const Shape& shape);
+void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const Index& index, const Runs& runs,
+           const Shape& shape, T* items, T* matrices, bool compact, T* each);
 
-// out[i, d] = sum_{n of item i} values[n, d]                                         out: [B, width]
+// out[i, d] = sum_{n of item i} values[n, d]                                                         out: [B, width]
 template <class T>
-void sum_items(const T* values, T* out, const Index& index, int64_t width);
+void sum_items(const GradRows<T>& values, const Index& index, int64_t width, T* out);
 
-// sum_n weight[n] values[n] (weight may be null), in blocks of fixed size.
-template <class T>
-T weighted_sum(const T* values, const T* weight, int64_t count);
-
-// Calls body(first, last) for every run of one annotator in `order`: positions first..last-1.
-// A thread owns the runs that start in its share, so a run is never split.
+// Calls body(run, end) for a share of the runs of one annotator in `order`: run r is at positions runs[r]..runs[r + 1]-1,
+// and never split.
 template <class Body>
-void for_each_annotator(const Index& index, int64_t begin, int64_t end, const Body& body) {
-  const auto owner = [&](int64_t position) { return index.annotator[index.order[position]]; };
-  while (begin > 0 && begin < end && owner(begin) == owner(begin - 1)) ++begin;
-  while (begin < end) {
-    int64_t last = begin + 1;
-    while (last < index.nnz && owner(last) == owner(begin)) ++last;
-    body(begin, last);
-    begin = last;
-  }
-}
-
-// Calls body(n[], count) for groups of at most kGroup annotations of one annotator, positions begin..end-1 of `order`.
-template <class Body>
-void for_each_group(const Index& index, int64_t begin, int64_t end, const Body& body) {
-  int64_t n[kGroup], count = 0;
-  for (int64_t p = begin; p < end; ++p) {
-    n[count++] = index.order[p];
-    const bool last = p + 1 == end || index.annotator[index.order[p + 1]] != index.annotator[n[0]];
-    if (last || count == kGroup) {
-      body(n, count);
-      count = 0;
-    }
-  }
-}
-
-template <class T, class Finish>
-void mix(const T* scores, const T* confusion, const T* shared, T* out, const Index& index, const Shape& shape,
-         const Finish& finish) {
-  const int64_t rows = shape.rows, cols = shape.cols;
-  torch::stable::parallel_for(0, index.nnz, grain(shape.matrix() + 8 * cols), [&](int64_t begin, int64_t end) {
-    if (!by_annotator(shape)) {
-      int64_t each[kLanes];
-      T* h[kLanes];
-      for (int64_t block = begin; block < end; block += kLanes) {
-        const int64_t count = std::min(kLanes, end - block);
-        for (int64_t j = 0; j < count; ++j) {
-          const int64_t n = each[j] = block + j;
-          h[j] = out + n * cols;
-          mix_row(scores + index.item[n] * rows, confusion + index.annotator[n] * shape.matrix(),
-                  shared ? shared + index.item[n] * cols : nullptr, h[j], rows, cols);
-        }
-        finish(each, h, count);
-      }
-      return;
-    }
-    for_each_group(index, begin, end, [&](const int64_t* n, int64_t count) {
-      const T* z[kGroup];
-      T* h[kGroup];
-      for (int64_t j = 0; j < count; ++j) {
-        z[j] = scores + index.item[n[j]] * rows;
-        h[j] = out + n[j] * cols;
-        if (shared) {
-          std::copy_n(shared + index.item[n[j]] * cols, cols, h[j]);
-        } else {
-          std::fill_n(h[j], cols, T(0));
-        }
-      }
-      mix_group(z, confusion + index.annotator[n[0]] * shape.matrix(), h, count, rows, cols);
-      finish(n, h, count);
-    });
+void for_each_share(const Index& index, const Runs& runs, int64_t grain_size, const Body& body) {
+  parallel_for(0, index.nnz, grain_size, [&](int64_t begin, int64_t end) {
+    const auto first = std::lower_bound(runs.begin(), runs.end() - 1, begin);
+    const auto last = std::lower_bound(first, runs.end() - 1, end);
+    body(first - runs.begin(), last - runs.begin());
   });
 }
+
+// Calls body(run, first, last) for every run: positions first..last-1.
+template <class Body>
+void for_each_run(const Index& index, const Runs& runs, int64_t grain_size, const Body& body) {
+  for_each_share(index, runs, grain_size, [&](int64_t run, int64_t end) {
+    for (; run < end; ++run) body(run, runs[run], runs[run + 1]);
+  });
+}
+
+// Where the matrices of the runs go: one an annotator, zero for those without annotations, or one a run (`compact`).
+// Every element is written once; `out` need not be zeroed.
+template <class T>
+struct MatricesOut {
+  T* out;
+  bool compact;
+  const Index& index;
+  const Runs& runs;
+  const Shape& shape;
+
+  int64_t annotator(int64_t run) const { return index.annotator[index.order[runs[run]]]; }
+  void zero(int64_t from, int64_t to) const { std::fill(out + from * shape.matrix(), out + to * shape.matrix(), T(0)); }
+
+  // The run's matrix, after zeros for the annotators between the run before and this one (and behind the last).
+  T* operator()(int64_t run) const {
+    if (compact) return out + run * shape.matrix();
+    const int64_t here = annotator(run);
+    zero(run == 0 ? 0 : annotator(run - 1) + 1, here);
+    if (run + 2 == static_cast<int64_t>(runs.size())) zero(here + 1, shape.num_annotators);
+    return out + here * shape.matrix();
+  }
+  // What there is to do without annotations.
+  void finish() const {
+    if (!compact && runs.size() == 1) zero(0, shape.num_annotators);
+  }
+};
 
 }  // namespace crowdnal::cpu

@@ -1,106 +1,121 @@
 // mix, mix_items, mix_annotators: each other's adjoints, so gradients of any order are again these three.
-#include <vector>
-
 #include "cpu/kernels.h"
 #include "ops.h"
 
 namespace crowdnal::cpu {
+namespace {
 
-using torch::stable::parallel_for;
-
+// Large matrices are read once for a group of annotations of their annotator.
 template <class T>
-void mix_items(const T* grad, const T* confusion, T* out, const Index& index, const Shape& shape) {
+void mix_large(const MixInput<T>& input, const Index& index, const Runs& runs, const Shape& shape, T* out, T* nll) {
   const int64_t rows = shape.rows, cols = shape.cols;
-  if (!by_annotator(shape)) {
-    const int64_t per_item = index.nnz / std::max<int64_t>(1, index.num_items) + 1;
-    parallel_for(0, index.num_items, grain(shape.matrix() * per_item), [&](int64_t begin, int64_t end) {
-      std::fill(out + begin * rows, out + end * rows, T(0));
-      for (int64_t i = begin; i < end; ++i) {
-        for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-          add_matrix_row(confusion + index.annotator[n] * shape.matrix(), grad + n * cols, out + i * rows, rows, cols);
+  for_each_run(index, runs, grain(shape.matrix()), [&](int64_t, int64_t first, int64_t last) {
+    const T* matrix = input.confusion + index.annotator[index.order[first]] * shape.matrix();
+    for (int64_t begin = first; begin < last; begin += kGroup) {
+      const int64_t count = std::min(kGroup, last - begin);
+      const T* z[kGroup];
+      T* h[kGroup];
+      for (int64_t j = 0; j < count; ++j) {
+        const int64_t n = index.order[begin + j], i = index.item[n];
+        z[j] = input.scores + i * rows;
+        h[j] = out + n * cols;
+        if (input.shared) {
+          std::copy_n(input.shared + i * cols, cols, h[j]);
+        } else {
+          std::fill_n(h[j], cols, T(0));
         }
       }
-    });
-    return;
-  }
-  std::vector<T> each(index.nnz * rows);
-  parallel_for(0, index.nnz, grain(shape.matrix()), [&](int64_t begin, int64_t end) {
-    for_each_group(index, begin, end, [&](const int64_t* n, int64_t count) {
-      const T* g[kGroup];
+      mix_group(z, matrix, h, count, rows, cols);
+      for (int64_t j = 0; input.label && j < count; ++j) {
+        const int64_t n = index.order[begin + j];
+        const T target = h[j][input.label[n]];
+        nll[n] = softmax_row(h[j], cols) - target;
+      }
+    }
+  });
+}
+
+template <class T>
+void unmix_large(const GradRows<T>& grad, const T* scores, const T* confusion, const Index& index, const Runs& runs,
+                 const Shape& shape, bool need_items, T* matrices, bool compact, T* each) {
+  const int64_t rows = shape.rows, cols = shape.cols;
+  const MatricesOut<T> place{matrices, compact, index, runs, shape};
+  for_each_run(index, runs, grain(shape.matrix()), [&](int64_t run, int64_t first, int64_t last) {
+    const T* matrix = need_items ? confusion + index.annotator[index.order[first]] * shape.matrix() : nullptr;
+    T* total = matrices ? place(run) : nullptr;
+    std::vector<T> copies(kGroup * cols), partial;
+    for (int64_t begin = first; begin < last; begin += kGroup) {
+      const int64_t count = std::min(kGroup, last - begin), block = (begin - first) / kBlock;
+      const T *z[kGroup], *g[kGroup];
       T* row[kGroup];
       for (int64_t j = 0; j < count; ++j) {
-        g[j] = grad + n[j] * cols;
-        row[j] = each.data() + n[j] * rows;
+        const int64_t n = index.order[begin + j];
+        z[j] = scores ? scores + index.item[n] * rows : nullptr;
+        row[j] = each ? each + n * rows : nullptr;
+        g[j] = grad.label ? copies.data() + j * cols : grad.values + n * cols;
+        if (!grad.label) continue;
+        std::fill_n(copies.data() + j * cols, cols, T(0));
+        add_row(grad, n, copies.data() + j * cols, cols);
       }
-      add_matrix_group(confusion + index.annotator[n[0]] * shape.matrix(), g, row, count, rows, cols);
-    });
-  });
-  sum_items(each.data(), out, index, rows);
-}
-
-// Adds annotations first..last-1 of `order`, all of one annotator.
-template <class T>
-void add_outers(const T* scores, const T* grad, T* out, const Index& index, const Shape& shape, int64_t first,
-                int64_t last) {
-  const int64_t rows = shape.rows, cols = shape.cols;
-  for_each_group(index, first, last, [&](const int64_t* n, int64_t count) {
-    const T *z[kGroup], *g[kGroup];
-    for (int64_t j = 0; j < count; ++j) {
-      z[j] = scores + index.item[n[j]] * rows;
-      g[j] = grad + n[j] * cols;
-      if (!by_annotator(shape)) add_outer(z[j], g[j], out, rows, cols);
-    }
-    if (by_annotator(shape)) add_outer_group(z, g, out, count, rows, cols);
-  });
-}
-
-template <class T>
-void mix_annotators(const T* scores, const T* grad, T* out, const Index& index, const Shape& shape) {
-  parallel_for(0, index.nnz, grain(shape.matrix()), [&](int64_t begin, int64_t end) {
-    std::vector<T> partial;
-    for_each_annotator(index, begin, end, [&](int64_t first, int64_t last) {
-      T* total = out + index.annotator[index.order[first]] * shape.matrix();
-      add_outers(scores, grad, total, index, shape, first, std::min(last, first + kBlock));
-      for (int64_t block = first + kBlock; block < last; block += kBlock) {
-        partial.assign(shape.matrix(), T(0));
-        add_outers(scores, grad, partial.data(), index, shape, block, std::min(last, block + kBlock));
+      if (need_items) matrix_group(matrix, g, row, count, rows, cols);
+      if (!matrices) continue;
+      if (block > 0) partial.resize(shape.matrix());
+      T* into = block > 0 ? partial.data() : total;
+      outer_group(z, g, into, count, rows, cols, (begin - first) % kBlock == 0);
+      if (block > 0 && (begin + count == last || (begin + count - first) % kBlock == 0)) {
         for (int64_t e = 0; e < shape.matrix(); ++e) total[e] += partial[e];
       }
-    });
+    }
+  });
+  if (matrices) place.finish();
+}
+
+}  // namespace
+
+static_assert(kBlock % kGroup == 0, "a group lies in one block");
+
+template <class T>
+void mix(const MixInput<T>& input, const Index& index, const Runs& runs, const Shape& shape, T* out, T* nll) {
+  if (!is_small<T>(shape)) return mix_large(input, index, runs, shape, out, nll);
+  parallel_for(0, index.nnz, grain(shape.matrix() + 8 * shape.cols), [&](int64_t begin, int64_t end) {
+    mix_small(input, index, shape, begin, end, out, nll);
   });
 }
 
 template <class T>
-void sum_items(const T* values, T* out, const Index& index, int64_t width) {
-  parallel_for(0, index.num_items, grain(width * 4), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      T* row = out + i * width;
-      std::fill_n(row, width, T(0));
-      for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-        for (int64_t d = 0; d < width; ++d) row[d] += values[n * width + d];
-      }
-    }
-  });
-}
-
-template <class T>
-T weighted_sum(const T* values, const T* weight, int64_t count) {
-  double total = 0;
-  for (int64_t block = 0; block < count; block += kBlock) {
-    double sum = 0;
-    for (int64_t n = block; n < std::min(count, block + kBlock); ++n) {
-      sum += weight ? static_cast<double>(weight[n]) * values[n] : static_cast<double>(values[n]);
-    }
-    total += sum;
+void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const Index& index, const Runs& runs,
+           const Shape& shape, T* items, T* matrices, bool compact, T* each) {
+  if (!is_small<T>(shape)) {
+    unmix_large(grad, scores, confusion, index, runs, shape, items != nullptr, matrices, compact, each);
+    if (items) sum_items<T>({each}, index, shape.rows, items);
+    return;
   }
-  return static_cast<T>(total);
+  if (items) {
+    const int64_t per_item = index.nnz / std::max<int64_t>(1, index.num_items) + 1;
+    parallel_for(0, index.num_items, grain(shape.matrix() * per_item), [&](int64_t begin, int64_t end) {
+      items_small(grad, confusion, index, shape, begin, end, items);
+    });
+  }
+  if (!matrices) return;
+  const MatricesOut<T> place{matrices, compact, index, runs, shape};
+  for_each_run(index, runs, grain(shape.matrix()), [&](int64_t run, int64_t first, int64_t last) {
+    outer_small(grad, scores, index, shape, first, last, place(run));
+  });
+  place.finish();
 }
 
-#define CROWDNAL_INSTANTIATE(T)                                                         \
-  template void mix_items<T>(const T*, const T*, T*, const Index&, const Shape&);      \
-  template void mix_annotators<T>(const T*, const T*, T*, const Index&, const Shape&); \
-  template void sum_items<T>(const T*, T*, const Index&, int64_t);                     \
-  template T weighted_sum<T>(const T*, const T*, int64_t);
+template <class T>
+void sum_items(const GradRows<T>& values, const Index& index, int64_t width, T* out) {
+  parallel_for(0, index.num_items, grain(width * 4), [&](int64_t begin, int64_t end) {
+    sum_segments(values, index.indptr, begin, end, width, out);
+  });
+}
+
+#define CROWDNAL_INSTANTIATE(T)                                                                            \
+  template void mix<T>(const MixInput<T>&, const Index&, const Runs&, const Shape&, T*, T*);               \
+  template void unmix<T>(const GradRows<T>&, const T*, const T*, const Index&, const Runs&, const Shape&,  \
+                         T*, T*, bool, T*);                                                                \
+  template void sum_items<T>(const GradRows<T>&, const Index&, int64_t, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
 #undef CROWDNAL_INSTANTIATE
@@ -110,14 +125,12 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         by_annotator(shape));
-  const Index& view = index.view;
-  const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
-  Tensor out = torch::stable::new_empty(w, {view.nnz, shape.cols});
+                                         is_large(w, shape));
+  const Tensor z = check_values(scores, "scores", w, {index.view.num_items, shape.rows});
+  Tensor out = empty(w, {index.view.nnz, shape.cols});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    mix(pointer<T>(z), pointer<T>(w), static_cast<const T*>(nullptr), output<T>(out), view, shape,
-        [](const int64_t*, T* const*, int64_t) {});
+    mix<T>({pointer<T>(z), pointer<T>(w), nullptr, nullptr}, index.view, index.runs, shape, output<T>(out), nullptr);
   });
   return out;
 }
@@ -126,13 +139,15 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
                     const Tensor& annotator, const Tensor& order) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
+  const bool large = is_large(w, shape);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         by_annotator(shape));
+                                         large);
   const Tensor g = check_values(grad, "grad", w, {index.view.nnz, shape.cols});
-  Tensor out = torch::stable::new_empty(w, {index.view.num_items, shape.rows});
+  Tensor out = empty(w, {index.view.num_items, shape.rows}), each = empty(w, {large ? index.view.nnz : 0, shape.rows});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    mix_items(pointer<T>(g), pointer<T>(w), output<T>(out), index.view, shape);
+    unmix<T>({pointer<T>(g)}, nullptr, pointer<T>(w), index.view, index.runs, shape, output<T>(out), nullptr, false,
+             output<T>(each));
   });
   return out;
 }
@@ -144,10 +159,11 @@ Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor&
   const CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, indptr.size(0) - 1, true);
   const Tensor z = check_values(scores, "scores", scores, {index.view.num_items, shape.rows});
   const Tensor g = check_values(grad, "grad", scores, {index.view.nnz, shape.cols});
-  Tensor out = torch::stable::new_zeros(scores, {num_annotators, shape.rows, shape.cols});
+  Tensor out = empty(scores, {num_annotators, shape.rows, shape.cols});
   dispatch(z, [&](auto zero) {
     using T = decltype(zero);
-    mix_annotators(pointer<T>(z), pointer<T>(g), output<T>(out), index.view, shape);
+    unmix<T>({pointer<T>(g)}, pointer<T>(z), nullptr, index.view, index.runs, shape, nullptr, output<T>(out), false,
+             nullptr);
   });
   return out;
 }

@@ -1,161 +1,223 @@
 #include "cpu/normalization.h"
 
-#include "cpu/simd.h"
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "cpu/kernels.h"
 
 namespace crowdnal::cpu {
 namespace {
 
-// A sum of softplus below this may have lost terms to underflow: its logarithm is then taken in log space.
-constexpr double kTinySum = 1e-30;
+// A sum outside of these may have lost terms: it is then taken in log space.
+constexpr double kTiny = 1e-30, kHuge = 1e30;
 
 template <class T>
-CROWDNAL_CLONES void softmax_sums(const T* matrix, int64_t labels, int64_t classes, T* highest, T* log_sum) {
-  for (int64_t k = 0; k < classes; ++k) highest[k] = matrix[k];
-  for (int64_t y = 1; y < labels; ++y) {
-    const T* row = matrix + y * classes;
-    for (int64_t k = 0; k < classes; ++k) highest[k] = row[k] > highest[k] ? row[k] : highest[k];
+struct Softplus {
+  Vec<T> value, slope;  // softplus(x), sigmoid(x)
+
+  CROWDNAL_INLINE explicit Softplus(const Vec<T>& x) {
+    const Vec<T> none = Vec<T>{}, one = none + T(1), decay = fast_exp(x < none ? x : -x);
+    value = (x > none ? x : none) + fast_log1p(decay);
+    slope = (x < none ? decay : one) / (one + decay);
   }
-  for (int64_t k = 0; k < classes; ++k) log_sum[k] = 0;
-  for (int64_t y = 0; y < labels; ++y) {
-    const T* row = matrix + y * classes;
-    for (int64_t k = 0; k < classes; ++k) log_sum[k] += fast_exp(row[k] - highest[k]);
-  }
-  for (int64_t k = 0; k < classes; ++k) log_sum[k] = fast_log(log_sum[k]) + highest[k];
+};
+
+// log softplus(x), finite where softplus underflows.
+template <class T>
+CROWDNAL_INLINE Vec<T> log_softplus_of(const Vec<T>& x) {
+  const Vec<T> tail = x - T(0.5) * fast_exp(x), body = fast_log(Softplus<T>(x).value);
+  return x < broadcast<T>(T(kSoftplusTail)) ? tail : body;
 }
 
-// Returns the smallest sum; `log_sum` is only right where that is not tiny.
 template <class T>
-CROWDNAL_CLONES T softplus_sums(const T* __restrict matrix, int64_t labels, int64_t classes, T* __restrict softplus,
-                                T* __restrict sigmoid, T* __restrict log_sum) {
-  for (int64_t e = 0; e < labels * classes; ++e) {
-    const T x = matrix[e], decay = fast_exp(x < 0 ? x : -x);
-    softplus[e] = (x > 0 ? x : T(0)) + fast_log1p(decay);
-    sigmoid[e] = (x < 0 ? decay : T(1)) / (T(1) + decay);
-  }
-  for (int64_t k = 0; k < classes; ++k) log_sum[k] = 0;
-  for (int64_t y = 0; y < labels; ++y) {
-    for (int64_t k = 0; k < classes; ++k) log_sum[k] += softplus[y * classes + k];
-  }
-  T smallest = log_sum[0];
-  for (int64_t k = 0; k < classes; ++k) smallest = log_sum[k] < smallest ? log_sum[k] : smallest;
-  for (int64_t k = 0; k < classes; ++k) log_sum[k] = fast_log(log_sum[k]);
-  return smallest;
+CROWDNAL_INLINE Vec<T> log_value(const Vec<T>& x, Normalization kind) {
+  return kind == Normalization::kSoftplus ? log_softplus_of<T>(x) : x;
 }
 
-// log softplus of a row, from its softplus where that is not in the tail.
 template <class T>
-CROWDNAL_CLONES void log_softplus_row(const T* x, const T* softplus, int64_t classes, T* out) {
-  for (int64_t k = 0; k < classes; ++k) {
-    const T tail = x[k] - T(0.5) * fast_exp(x[k]), body = fast_log(softplus[k]);
-    out[k] = x[k] < T(kSoftplusTail) ? tail : body;
+CROWDNAL_CLONES void exact_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm) {
+  constexpr T kLowest = -std::numeric_limits<T>::infinity();
+  for (int64_t k = 0; k < classes; k += kLanes<T>) {
+    Vec<T> highest = broadcast(kLowest), sum = Vec<T>{};
+    for (int64_t y = 0; y < labels; ++y) {
+      highest = Max::of(log_value<T>(load_some(x + y * classes + k, (labels - y) * classes - k), kind), highest);
+    }
+    highest = highest == kLowest ? Vec<T>{} : highest;
+    for (int64_t y = 0; y < labels; ++y) {
+      sum += fast_exp(log_value<T>(load_some(x + y * classes + k, (labels - y) * classes - k), kind) - highest);
+    }
+    store_some(log_norm + k, fast_log(sum) + highest, classes - k);
   }
 }
 
-// out = offset + log_row - log_sum; `out` may be `log_row`.
+// The plain sums, padded to whole vectors; `values` may be null.
 template <class T>
-CROWDNAL_CLONES void shifted(const T* offset, const T* log_row, const T* log_sum, int64_t classes, T* out) {
-  if (offset) {
-    for (int64_t k = 0; k < classes; ++k) out[k] = offset[k] + log_row[k] - log_sum[k];
-  } else {
-    for (int64_t k = 0; k < classes; ++k) out[k] = log_row[k] - log_sum[k];
-  }
-}
-
-// out = slope (G - A sum_y G), with `out` holding G, the gradient for log A.
-template <class T>
-CROWDNAL_CLONES void through_softplus(const T* softplus, const T* sigmoid, const T* log_sum, int64_t labels,
-                                      int64_t classes, T* __restrict column, T* __restrict out) {
-  for (int64_t k = 0; k < classes; ++k) column[k] = 0;
+CROWDNAL_CLONES void sums(const T* x, int64_t labels, int64_t classes, Normalization kind, T* __restrict sum,
+                          T* __restrict values) {
+  for (int64_t k = 0; k < classes; k += kLanes<T>) store(sum + k, Vec<T>{});
   for (int64_t y = 0; y < labels; ++y) {
-    for (int64_t k = 0; k < classes; ++k) column[k] += out[y * classes + k];
-  }
-  for (int64_t k = 0; k < classes; ++k) column[k] *= fast_exp(-log_sum[k]);
-  for (int64_t y = 0; y < labels; ++y) {
-    const T *positive = softplus + y * classes, *slope = sigmoid + y * classes;
-    T* row = out + y * classes;
-    for (int64_t k = 0; k < classes; ++k) {
-      // slope = sigmoid / softplus, which goes to 1 where both underflow
-      const T share = positive[k] > T(kTinySum) ? slope[k] * row[k] / positive[k] : row[k];
-      row[k] = share - slope[k] * column[k];
+    for (int64_t k = 0; k < classes; k += kLanes<T>) {
+      const int64_t available = (labels - y) * classes - k;
+      const Vec<T> v = load_some(x + y * classes + k, available);
+      const Vec<T> f = kind == Normalization::kSoftplus ? Softplus<T>(v).value : fast_exp(v);
+      store(sum + k, load(sum + k) + f);
+      if (values) store_some(values + y * classes + k, f, available);
     }
   }
 }
 
-// The same for softmax, where the slope is 1: `log_values` are the stored ones.
 template <class T>
-CROWDNAL_CLONES void through_softmax(const T* log_values, const T* log_sum, int64_t labels, int64_t classes,
-                                     T* __restrict column, T* __restrict out) {
-  for (int64_t k = 0; k < classes; ++k) column[k] = 0;
-  for (int64_t y = 0; y < labels; ++y) {
-    for (int64_t k = 0; k < classes; ++k) column[k] += out[y * classes + k];
+CROWDNAL_CLONES bool log_sums(const T* sum, int64_t classes, T* log_norm) {
+  bool good = true;
+  for (int64_t k = 0; k < classes; ++k) good &= sum[k] > T(kTiny) && sum[k] < T(kHuge);
+  for (int64_t k = 0; good && k < classes; k += kLanes<T>) {
+    store_some(log_norm + k, fast_log(load(sum + k)), classes - k);
   }
+  return good;
+}
+
+}  // namespace
+
+template <class T>
+bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values) {
+  thread_local std::vector<T> sum;
+  sum.resize(classes + kLanes<T>);
+  sums(x, labels, classes, kind, sum.data(), values);
+  if (log_sums(sum.data(), classes, log_norm)) return true;
+  exact_norms(x, labels, classes, kind, log_norm);
+  return false;
+}
+
+template <class T>
+CROWDNAL_CLONES void log_joint(const T* prior, const T* x, const T* log_norm, int64_t classes, Normalization kind,
+                               T* out) {
+  for (int64_t k = 0; k < classes; k += kLanes<T>) {
+    Vec<T> t = load_some(prior + k, classes - k) + log_value<T>(load_some(x + k, classes - k), kind);
+    if (kind != Normalization::kNone) t = t - load_some(log_norm + k, classes - k);
+    store_some(out + k, t, classes - k);
+  }
+}
+
+namespace {
+
+// slope = d log f / dx, which for softplus goes to 1 where it underflows.
+template <class T>
+CROWDNAL_INLINE Vec<T> slope_of(const Vec<T>& x, Normalization kind) {
+  const Vec<T> one = Vec<T>{} + T(1);
+  if (kind != Normalization::kSoftplus) return one;
+  const Softplus<T> softplus(x);
+  return softplus.value > broadcast<T>(T(kTiny)) ? softplus.slope / softplus.value : one;
+}
+
+// slope A; if `divided`, what is left of it when the column has been divided by the sum.
+template <class T>
+CROWDNAL_INLINE Vec<T> share_of(const Vec<T>& x, const Vec<T>& log_norm, Normalization kind, bool divided) {
+  if (kind == Normalization::kSoftmax) return fast_exp(x - log_norm);
+  const Vec<T> slope = Softplus<T>(x).slope;
+  if (divided) return slope;
+  const auto tail = x < broadcast<T>(T(kSoftplusTail));  // there slope = exp(x), and the sum may underflow with it
+  const Vec<T> none = Vec<T>{}, shift = tail ? x : none, factor = tail ? none + T(1) : slope;
+  return factor * fast_exp(shift - log_norm);
+}
+
+// Divides the column by the sums if none is tiny.
+template <class T>
+CROWDNAL_CLONES bool divide(const T* log_norm, int64_t classes, T* column) {
+  bool good = true;
+  for (int64_t k = 0; k < classes; ++k) good &= log_norm[k] > T(-60);
+  for (int64_t k = 0; good && k < classes; ++k) column[k] *= fast_exp(-log_norm[k]);
+  return good;
+}
+
+// out = -slope A column, or 0
+template <class T>
+CROWDNAL_CLONES void spread(const T* x, const T* log_norm, const T* column, int64_t labels, int64_t classes,
+                            Normalization kind, bool divided, T* out) {
   for (int64_t y = 0; y < labels; ++y) {
-    for (int64_t k = 0; k < classes; ++k) {
-      out[y * classes + k] -= fast_exp(log_values[y * classes + k] - log_sum[k]) * column[k];
+    for (int64_t k = 0; k < classes; k += kLanes<T>) {
+      const int64_t available = (labels - y) * classes - k;
+      Vec<T> v = Vec<T>{};
+      if (kind != Normalization::kNone) {
+        v = load_some(x + y * classes + k, available);
+        v = -share_of<T>(v, load(log_norm + k), kind, divided) * load(column + k);
+      }
+      store_some(out + y * classes + k, v, available);
     }
+  }
+}
+
+// out[y] += row n of grad, y its label (through the slope if `x` is given), for n = order[first..last-1]
+template <class T>
+CROWDNAL_CLONES void add_labelled(const T* x, const GradRows<T>& grad, const int64_t* label, const int64_t* order,
+                                  int64_t first, int64_t last, int64_t classes, Normalization kind, T* out) {
+  for (int64_t p = first; p < last; ++p) {
+    const int64_t n = order[p], row = label[n] * classes;
+    const T u = grad.factor(n);
+    for (int64_t k = 0; k < classes; k += kLanes<T>) {
+      const int64_t available = classes - k;
+      Vec<T> g = u * load_some(grad.values + n * classes + k, available);
+      if (x) g = g * slope_of<T>(load_some(x + row + k, available), kind);
+      store_some(out + row + k, load_some(out + row + k, available) + g, available);
+    }
+  }
+}
+
+// column += sum_y partial[y]
+template <class T>
+CROWDNAL_CLONES void add_columns(const T* partial, int64_t labels, int64_t classes, T* column) {
+  for (int64_t y = 0; y < labels; ++y) {
+    for (int64_t k = 0; k < classes; ++k) column[k] += partial[y * classes + k];
+  }
+}
+
+// out += slope G
+template <class T>
+CROWDNAL_CLONES void add_sloped(const T* x, const T* grad, int64_t size, Normalization kind, T* out) {
+  for (int64_t e = 0; e < size; e += kLanes<T>) {
+    const Vec<T> g = load_some(grad + e, size - e) * slope_of<T>(load_some(x + e, size - e), kind);
+    store_some(out + e, load_some(out + e, size - e) + g, size - e);
   }
 }
 
 }  // namespace
 
 template <class T>
-Normalized<T>::Normalized(int64_t labels, int64_t classes, Normalization kind)
-    : labels_(labels), classes_(classes), kind_(kind), log_sum_(classes, T(0)) {
-  if (kind == Normalization::kNone) return;
-  scratch_.resize(classes);
-  if (kind == Normalization::kSoftmax) return;
-  softplus_.resize(labels * classes);
-  sigmoid_.resize(labels * classes);
-}
-
-// Fills the sums; returns whether `softplus_` and `sigmoid_` hold what they say. For softplus without that,
-// `softplus_` holds its logarithm.
-template <class T>
-bool Normalized<T>::normalize(const T* matrix) {
-  if (kind_ == Normalization::kNone) return false;
-  if (kind_ == Normalization::kSoftmax) {
-    softmax_sums(matrix, labels_, classes_, scratch_.data(), log_sum_.data());
-    return false;
-  }
-  const T smallest =
-      softplus_sums(matrix, labels_, classes_, softplus_.data(), sigmoid_.data(), log_sum_.data());
-  if (smallest > T(kTinySum)) return true;
-  for (int64_t e = 0; e < labels_ * classes_; ++e) softplus_[e] = log_softplus(matrix[e]);
-  softmax_sums(softplus_.data(), labels_, classes_, scratch_.data(), log_sum_.data());
-  return false;
-}
-
-template <class T>
-void Normalized<T>::read(const T* matrix, int64_t rows) {
-  const bool ready = normalize(matrix);
-  const bool whole = ready && rows >= labels_;  // then the logarithm of all of it is less work
-  if (whole) log_softplus_row(matrix, softplus_.data(), labels_ * classes_, softplus_.data());
-  matrix_ = matrix;
-  values_ = kind_ == Normalization::kSoftplus ? softplus_.data() : matrix;
-  pending_ = ready && !whole;
-}
-
-template <class T>
-void Normalized<T>::log_row(int64_t label, const T* offset, T* out) const {
-  const int64_t start = label * classes_;
-  if (pending_) log_softplus_row(matrix_ + start, softplus_.data() + start, classes_, out);
-  shifted(offset, pending_ ? out : values_ + start, log_sum_.data(), classes_, out);
-}
-
-template <class T>
-void Normalized<T>::pull_back(const T* matrix, T* grad) {
-  if (kind_ == Normalization::kNone) return;
-  const bool ready = normalize(matrix);
-  if (ready) {
-    through_softplus(softplus_.data(), sigmoid_.data(), log_sum_.data(), labels_, classes_, scratch_.data(), grad);
+void through_normalization(const T* x, const T* log_norm, const GradRows<T>& grad, const int64_t* label,
+                           const int64_t* order, int64_t first, int64_t last, int64_t labels, int64_t classes,
+                           Normalization kind, T* out) {
+  thread_local std::vector<T> scratch;  // norm and column, padded to whole vectors; total and partial G
+  const int64_t size = labels * classes, padded = classes + kLanes<T>;
+  const bool direct = last - first <= std::min(labels, kBlock);
+  scratch.assign(2 * padded + (direct ? 0 : 2 * size), T(0));
+  T *norm = scratch.data(), *column = norm + padded, *total = column + padded, *partial = total + size;
+  if (kind != Normalization::kNone) std::copy_n(log_norm, classes, norm);
+  if (direct) {
+    for (int64_t p = first; p < last; ++p) add_row(grad, order[p], column, classes);
+    const bool divided = kind == Normalization::kSoftplus && divide(norm, classes, column);
+    spread(x, norm, column, labels, classes, kind, divided, out);
+    add_labelled(x, grad, label, order, first, last, classes, kind, out);
     return;
   }
-  const bool is_softplus = kind_ == Normalization::kSoftplus;  // then with the logarithms of tiny values
-  through_softmax(is_softplus ? softplus_.data() : matrix, log_sum_.data(), labels_, classes_, scratch_.data(), grad);
-  for (int64_t e = 0; is_softplus && e < labels_ * classes_; ++e) grad[e] *= log_softplus_grad(matrix[e]);
+  for (int64_t block = first; block < last; block += kBlock) {
+    if (block > first) std::fill_n(partial, size, T(0));
+    T* into = block == first ? total : partial;
+    add_labelled<T>(nullptr, grad, label, order, block, std::min(last, block + kBlock), classes, kind, into);
+    for (int64_t e = 0; block > first && e < size; ++e) total[e] += partial[e];
+  }
+  add_columns(total, labels, classes, column);
+  const bool divided = kind == Normalization::kSoftplus && divide(norm, classes, column);
+  spread(x, norm, column, labels, classes, kind, divided, out);
+  add_sloped(x, total, size, kind, out);
 }
 
-template class Normalized<float>;
-template class Normalized<double>;
+#define CROWDNAL_INSTANTIATE(T)                                                                                     \
+  template bool log_norms<T>(const T*, int64_t, int64_t, Normalization, T*, T*);                                    \
+  template void log_joint<T>(const T*, const T*, const T*, int64_t, Normalization, T*);                             \
+  template void through_normalization<T>(const T*, const T*, const GradRows<T>&, const int64_t*, const int64_t*,    \
+                                         int64_t, int64_t, int64_t, int64_t, Normalization, T*);
+CROWDNAL_INSTANTIATE(float)
+CROWDNAL_INSTANTIATE(double)
+#undef CROWDNAL_INSTANTIATE
 
 }  // namespace crowdnal::cpu

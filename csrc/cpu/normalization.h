@@ -1,37 +1,28 @@
-// How one annotator's stored matrix [labels, classes] becomes log A, and the gradient back through that.
+// Confusions stored with the observed label outermost, [labels, classes] an annotator: A[y, k] = f(x[y, k]) divided by its
+// sum over y, f = exp or softplus; or log A itself is stored (kNone).
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "common/math.h"
+#include "cpu/rows.h"
 
 namespace crowdnal::cpu {
 
-// Reads a matrix once for all annotations of its annotator.
+// log_norm[k] = log sum_y f(x[y, k]), finite where a sum over- or underflows. values: null, or [labels, classes] for f.
+// Returns false if `values` do not hold f to full precision.
 template <class T>
-class Normalized {
- public:
-  Normalized(int64_t labels, int64_t classes, Normalization kind);
+bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values);
 
-  // `rows`: how many rows will be asked for.
-  void read(const T* matrix, int64_t rows);
+// out[k] = prior[k] + log A[y, k], of the row x = x[y]; log_norm is not read for kNone.
+template <class T>
+void log_joint(const T* prior, const T* x, const T* log_norm, int64_t classes, Normalization kind, T* out);
 
-  // out = offset + log A[label]; no offset where it is null.
-  void log_row(int64_t label, const T* offset, T* out) const;
-
-  // `grad` holds the gradient for log A of `matrix` and becomes that for `matrix` itself.
-  void pull_back(const T* matrix, T* grad);
-
- private:
-  bool normalize(const T* matrix);
-
-  const int64_t labels_, classes_;
-  const Normalization kind_;
-  const T* matrix_ = nullptr;   // the last one read
-  const T* values_ = nullptr;   // its unnormalised log A, unless rows are `pending_`
-  bool pending_ = false;        // log_row takes the logarithm of softplus itself
-  std::vector<T> log_sum_, softplus_, sigmoid_, scratch_;
-};
+// d / d x [labels, classes] of a function whose gradient for log A is G[y] = sum of the rows order[first..last-1] of
+// `grad` with label y: out = slope (G - A sum_y G), slope = d log f / dx. Written, not added to.
+template <class T>
+void through_normalization(const T* x, const T* log_norm, const GradRows<T>& grad, const int64_t* label,
+                           const int64_t* order, int64_t first, int64_t last, int64_t labels, int64_t classes,
+                           Normalization kind, T* out);
 
 }  // namespace crowdnal::cpu

@@ -1,44 +1,59 @@
-// Loops over one annotation or a few of one annotator: the inner kernels of every op, cloned for newer processors.
-// Up to 16 columns they are compiled for each number of columns, with a row in registers.
+// The rows that the adjoints of `mix` read, and loops over a few annotations of one annotator with a large matrix.
 #pragma once
 
 #include <cstdint>
 
+#include "cpu/simd.h"
+
 namespace crowdnal::cpu {
 
-// Annotations of one annotator that share a pass over its matrix, where a matrix is large.
+// Rows n = u_n values_n or, with labels, u_n (values_n - onehot(label_n)): the gradient of the softmax link, made where
+// it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n).
+template <class T>
+struct GradRows {
+  const T* values;                 // [nnz, cols]
+  const int64_t* label = nullptr;  // [nnz] or null
+  const T* weight = nullptr;       // [nnz] or null (1)
+  const T* upstream = nullptr;     // [nnz] or null (0)
+  T scale = T(1);
+  T sign = T(1);
+
+  CROWDNAL_INLINE T factor(int64_t n) const {
+    return sign * ((weight ? scale * weight[n] : scale) + (upstream ? upstream[n] : T(0)));
+  }
+};
+
+// Annotations of one annotator that share a pass over its matrix.
 constexpr int64_t kGroup = 8;
-constexpr int64_t kSmall = 16;
 
-// out[k] = (shared[k] or 0) + sum_c scores[c] matrix[c, k]
+// out += row n of `grad`
 template <class T>
-void mix_row(const T* scores, const T* matrix, const T* shared, T* out, int64_t rows, int64_t cols);
+void add_row(const GradRows<T>& grad, int64_t n, T* out, int64_t cols);
 
-// out[c] += sum_k matrix[c, k] grad[k]
+// out[i] = sum of the rows indptr[i]..indptr[i + 1]-1 of `grad`, for i = begin..end-1
 template <class T>
-void add_matrix_row(const T* matrix, const T* grad, T* out, int64_t rows, int64_t cols);
+void sum_segments(const GradRows<T>& grad, const int64_t* indptr, int64_t begin, int64_t end, int64_t cols, T* out);
 
-// out[c, k] += scores[c] grad[k]
+// sum_n weight[n] values[n] (weight may be null), in a fixed order.
 template <class T>
-void add_outer(const T* scores, const T* grad, T* out, int64_t rows, int64_t cols);
+T weighted_sum(const T* values, const T* weight, int64_t count);
 
-// Rows of different annotations that share the lanes of a vector where rows are short.
-constexpr int64_t kLanes = 16;
-static_assert(kGroup <= kLanes, "a group is finished at once");
-
-// h = softmax(h) in place for `count` <= kLanes rows of `cols`, and logsumexp(h). All -infinity: 0 and -infinity.
+// h = softmax(h) in place; returns logsumexp(h). All -infinity: 0 and -infinity.
 template <class T>
-void softmax_rows(T* const* h, T* log_sums, int64_t count, int64_t cols);
+T softmax_row(T* h, int64_t cols);
 
-// mix_row, add_matrix_row and add_outer for `count` <= kGroup annotations of one annotator, its matrix read once.
-// mix_group adds to `out`.
+// For `count` <= kGroup annotations, the matrix [rows, cols] read once:
+// out[n][k] += sum_c scores[n][c] matrix[c, k]
 template <class T>
 void mix_group(const T* const* scores, const T* matrix, T* const* out, int64_t count, int64_t rows, int64_t cols);
 
+// out[n][c] = sum_k matrix[c, k] grad[n][k]
 template <class T>
-void add_matrix_group(const T* matrix, const T* const* grad, T* const* out, int64_t count, int64_t rows, int64_t cols);
+void matrix_group(const T* matrix, const T* const* grad, T* const* out, int64_t count, int64_t rows, int64_t cols);
 
+// out[c, k] (+)= sum_n scores[n][c] grad[n][k]; `first`: without what was there
 template <class T>
-void add_outer_group(const T* const* scores, const T* const* grad, T* out, int64_t count, int64_t rows, int64_t cols);
+void outer_group(const T* const* scores, const T* const* grad, T* out, int64_t count, int64_t rows, int64_t cols,
+                 bool first);
 
 }  // namespace crowdnal::cpu

@@ -1,11 +1,12 @@
-// What lets the compiler vectorise: clones of a function for newer processors, chosen at load time, and an exponential
-// and a logarithm without branches or calls.
+// What lets the compiler vectorise: clones of a function for newer processors, chosen at load time; vectors of 64 bytes,
+// which it splits where the processor has narrower ones; an exponential and a logarithm without branches or calls.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 // On a function that holds the loops itself: a lambda in it or a function that is not inlined is not cloned with it.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
@@ -17,49 +18,149 @@
 
 namespace crowdnal::cpu {
 
-CROWDNAL_INLINE int32_t float_bits(float x) {
-  int32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
+template <class T>
+struct Lanes;
+template <>
+struct Lanes<float> {
+  typedef float Vec __attribute__((vector_size(64)));
+  typedef int32_t Bits __attribute__((vector_size(64)));
+  static constexpr int64_t kCount = 16;
+};
+template <>
+struct Lanes<double> {
+  typedef double Vec __attribute__((vector_size(64)));
+  typedef int64_t Bits __attribute__((vector_size(64)));
+  static constexpr int64_t kCount = 8;
+};
+template <class T>
+using Vec = typename Lanes<T>::Vec;
+template <class T>
+using Bits = typename Lanes<T>::Bits;
+template <class T>
+constexpr int64_t kLanes = Lanes<T>::kCount;
+
+template <class To, class From>
+CROWDNAL_INLINE To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
 }
 
-CROWDNAL_INLINE float bits_float(int32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
+template <class T>
+CROWDNAL_INLINE Vec<T> load(const T* from) {
+  Vec<T> v;
+  std::memcpy(&v, from, sizeof(v));
+  return v;
 }
 
-// exp(x), error below 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN stays.
-CROWDNAL_INLINE float fast_exp(float x) {
-  const float low = -87.33654f, high = 88.72283f;
-  float clamped = x < low ? low : x;
+template <class T>
+CROWDNAL_INLINE void store(T* to, const Vec<T>& v) {
+  std::memcpy(to, &v, sizeof(v));
+}
+
+template <class T>
+CROWDNAL_INLINE Vec<T> broadcast(T x) {
+  return x - Vec<T>{};
+}
+
+// All ones in the first `count` lanes.
+template <class T>
+CROWDNAL_INLINE Bits<T> first_lanes(int64_t count) {
+  Bits<T> mask;
+  for (int64_t l = 0; l < kLanes<T>; ++l) mask[l] = l < count ? -1 : 0;
+  return mask;
+}
+
+// `v` where the mask is set, else 0, whatever `v` is there.
+template <class T>
+CROWDNAL_INLINE Vec<T> only(const Vec<T>& v, const Bits<T>& mask) {
+  return bit_cast<Vec<T>>(bit_cast<Bits<T>>(v) & mask);
+}
+
+struct Sum {
+  template <class V>
+  CROWDNAL_INLINE static V of(const V& a, const V& b) {
+    return a + b;
+  }
+};
+struct Max {
+  template <class V>
+  CROWDNAL_INLINE static V of(const V& a, const V& b) {
+    return a > b ? a : b;
+  }
+};
+
+// Lanes l of a where l & H is 0, of b elsewhere; `flip`: the lanes l ^ H instead.
+template <class T, int H, bool flip, int... I>
+CROWDNAL_INLINE Vec<T> halves(const Vec<T>& a, const Vec<T>& b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (((I & H) ? static_cast<int>(kLanes<T>) : 0) + (flip ? I ^ H : I))...);
+}
+
+// One step of `reduce`: 2 H vectors become H.
+template <class T, class Op, int H>
+CROWDNAL_INLINE void fold(Vec<T>* v) {
+  using Every = std::make_integer_sequence<int, static_cast<int>(kLanes<T>)>;
+  for (int j = 0; j < H; ++j) {
+    v[j] = Op::of(halves<T, H, false>(v[j], v[j + H], Every{}), halves<T, H, true>(v[j], v[j + H], Every{}));
+  }
+  if constexpr (H > 1) fold<T, Op, H / 2>(v);
+}
+
+// Lane j of the result: `Op` over all lanes of v[j], for kLanes vectors. Overwrites them.
+template <class T, class Op>
+CROWDNAL_INLINE Vec<T> reduce(Vec<T>* v) {
+  fold<T, Op, kLanes<T> / 2>(v);
+  return v[0];
+}
+
+// The same for eight vectors; the lanes from 8 on repeat the first.
+template <class T, class Op>
+CROWDNAL_INLINE Vec<T> reduce_eight(Vec<T>* v) {
+  using Every = std::make_integer_sequence<int, static_cast<int>(kLanes<T>)>;
+  if constexpr (kLanes<T> == 16) {
+    for (int j = 0; j < 8; ++j) v[j] = Op::of(v[j], halves<T, 8, true>(v[j], v[j], Every{}));
+  }
+  fold<T, Op, 4>(v);
+  return v[0];
+}
+
+CROWDNAL_INLINE int32_t to_int(float x) { return static_cast<int32_t>(x); }
+CROWDNAL_INLINE Bits<float> to_int(const Vec<float>& x) { return __builtin_convertvector(x, Bits<float>); }
+CROWDNAL_INLINE float to_float(int32_t x) { return static_cast<float>(x); }
+CROWDNAL_INLINE Vec<float> to_float(const Bits<float>& x) { return __builtin_convertvector(x, Vec<float>); }
+
+// exp(x), error below 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN stays. V: float, or a vector.
+template <class V, class I>
+CROWDNAL_INLINE V exp_of(const V& x) {
+  const V low = V{} - 87.33654f, high = V{} + 88.72283f, none = V{};
+  V clamped = x < low ? low : x;
   clamped = clamped > high ? high : clamped;
-  const float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest integer
-  float r = clamped - n * 0.693359375f;
+  const V n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest integer
+  V r = clamped - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;  // minimax on |r| <= ln(2) / 2
+  V p = V{} + 1.9875691500e-4f;  // minimax on |r| <= ln(2) / 2
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  const int32_t half = static_cast<int32_t>(n) >> 1;  // two factors: 2^128 is no float
-  const float scale = bits_float((half + 127) << 23);
-  const float rest = bits_float((static_cast<int32_t>(n) - half + 127) << 23);
-  const float y = p * scale * rest;
-  const float bounded = x > high ? std::numeric_limits<float>::infinity() : (x < low ? 0.0f : y);
+  const I whole = to_int(n), half = whole >> 1;  // two factors: 2^128 is no float
+  const V y = p * bit_cast<V>((half + 127) << 23) * bit_cast<V>((whole - half + 127) << 23);
+  const V infinite = none + std::numeric_limits<float>::infinity();
+  const V bounded = x > high ? infinite : (x < low ? none : y);
   return x != x ? x : bounded;
 }
-CROWDNAL_INLINE double fast_exp(double x) { return std::exp(x); }
 
 // log(x) for x >= 0, error below 2 units in the last place; -infinity at 0 and below the smallest normal float.
-CROWDNAL_INLINE float fast_log(float x) {
-  int32_t bits = float_bits(x);
-  const int32_t shift = (bits - 0x3f3504f3) >> 23;  // exponent that leaves the mantissa in [sqrt(1/2), sqrt(2))
-  const float e = static_cast<float>(shift);
-  const float m = bits_float(bits - (shift << 23)) - 1.0f;
-  float p = 7.0376836292e-2f;
+template <class V, class I>
+CROWDNAL_INLINE V log_of(const V& x) {
+  const I bits = bit_cast<I>(x);
+  const I shift = (bits - 0x3f3504f3) >> 23;  // exponent that leaves the mantissa in [sqrt(1/2), sqrt(2))
+  const V e = to_float(shift);
+  const V m = bit_cast<V>(bits - (shift << 23)) - 1.0f;
+  V p = V{} + 7.0376836292e-2f;
   p = p * m - 1.1514610310e-1f;
   p = p * m + 1.1676998740e-1f;
   p = p * m - 1.2420140846e-1f;
@@ -68,21 +169,60 @@ CROWDNAL_INLINE float fast_log(float x) {
   p = p * m + 2.0000714765e-1f;
   p = p * m - 2.4999993993e-1f;
   p = p * m + 3.3333331174e-1f;
-  const float m2 = m * m;
-  float y = p * m * m2;
+  const V m2 = m * m;
+  V y = p * m * m2;
   y = y - 2.12194440e-4f * e;
   y = y - 0.5f * m2;
   y = m + y + 0.693359375f * e;
-  const float bounded = x < std::numeric_limits<float>::min() ? -std::numeric_limits<float>::infinity() : y;
-  return x != x || x == std::numeric_limits<float>::infinity() ? x : bounded;
+  const V infinite = V{} + std::numeric_limits<float>::infinity();
+  const V bounded = x < V{} + std::numeric_limits<float>::min() ? -infinite : y;
+  return x != x ? x : (x == infinite ? x : bounded);
 }
+
+CROWDNAL_INLINE float fast_exp(float x) { return exp_of<float, int32_t>(x); }
+CROWDNAL_INLINE Vec<float> fast_exp(const Vec<float>& x) { return exp_of<Vec<float>, Bits<float>>(x); }
+CROWDNAL_INLINE float fast_log(float x) { return log_of<float, int32_t>(x); }
+CROWDNAL_INLINE Vec<float> fast_log(const Vec<float>& x) { return log_of<Vec<float>, Bits<float>>(x); }
+CROWDNAL_INLINE double fast_exp(double x) { return std::exp(x); }
 CROWDNAL_INLINE double fast_log(double x) { return std::log(x); }
+CROWDNAL_INLINE Vec<double> fast_exp(const Vec<double>& x) {
+  Vec<double> y;
+  for (int64_t l = 0; l < kLanes<double>; ++l) y[l] = std::exp(x[l]);
+  return y;
+}
+CROWDNAL_INLINE Vec<double> fast_log(const Vec<double>& x) {
+  Vec<double> y;
+  for (int64_t l = 0; l < kLanes<double>; ++l) y[l] = std::log(x[l]);
+  return y;
+}
 
 // log(1 + x) for x in [0, 1].
-CROWDNAL_INLINE float fast_log1p(float x) {
-  const float u = 1.0f + x;
-  return fast_log(u) - ((u - 1.0f) - x) / u;
+template <class V>
+CROWDNAL_INLINE V fast_log1p(const V& x) {
+  const V u = x + 1.0f;
+  return fast_log(u) + (x - (u - 1.0f));  // what rounding took from u
 }
 CROWDNAL_INLINE double fast_log1p(double x) { return std::log1p(x); }
+CROWDNAL_INLINE Vec<double> fast_log1p(const Vec<double>& x) {
+  Vec<double> y;
+  for (int64_t l = 0; l < kLanes<double>; ++l) y[l] = std::log1p(x[l]);
+  return y;
+}
+
+// A vector of which only `available` numbers, if less than a whole one, may be read (0 for the others) or written.
+template <class T>
+CROWDNAL_INLINE Vec<T> load_some(const T* from, int64_t available) {
+  if (available >= kLanes<T>) return load(from);
+  T copy[kLanes<T>] = {};
+  for (int64_t l = 0; l < available; ++l) copy[l] = from[l];
+  return load(copy);
+}
+template <class T>
+CROWDNAL_INLINE void store_some(T* to, const Vec<T>& v, int64_t available) {
+  if (available >= kLanes<T>) return store(to, v);
+  T copy[kLanes<T>];
+  store(copy, v);
+  for (int64_t l = 0; l < available; ++l) to[l] = copy[l];
+}
 
 }  // namespace crowdnal::cpu

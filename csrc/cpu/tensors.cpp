@@ -1,5 +1,13 @@
 #include "cpu/tensors.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
 namespace crowdnal::cpu {
 namespace {
 
@@ -12,46 +20,79 @@ Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
   return packed(tensor);
 }
 
-void check_range(const Tensor& tensor, const char* name, int64_t bound) {
-  const int64_t* values = pointer<int64_t>(tensor);
-  const int64_t count = tensor.size(0);
-  for (int64_t n = 0; n < count; ++n) {
-    STD_TORCH_CHECK(values[n] >= 0 && values[n] < bound, "crowdnal: ", name, "[", n, "] = ", values[n],
-                    " is out of range [0, ", bound, ")");
+// Whether a value is outside 0..bound-1.
+CROWDNAL_CLONES bool any_outside(const int64_t* values, int64_t count, int64_t bound) {
+  uint64_t bad = 0;
+  for (int64_t n = 0; n < count; ++n) bad |= static_cast<uint64_t>(values[n]) >= static_cast<uint64_t>(bound);
+  return bad != 0;
+}
+
+// Whether a value is smaller than the one before it.
+CROWDNAL_CLONES bool any_descent(const int64_t* values, int64_t count) {
+  uint64_t bad = 0;
+  for (int64_t n = 1; n < count; ++n) bad |= values[n] < values[n - 1];
+  return bad != 0;
+}
+
+void check_range(const int64_t* values, int64_t count, const char* name, int64_t bound) {
+  if (!any_outside(values, count, bound)) return;
+  int64_t n = 0;
+  while (values[n] >= 0 && values[n] < bound) ++n;
+  STD_TORCH_CHECK(false, "crowdnal: ", name, "[", n, "] = ", values[n], " is out of range [0, ", bound, ")");
+}
+
+// indptr and item say the same.
+void check_items(const Index& view) {
+  const int64_t *indptr = view.indptr, *item = view.item;
+  STD_TORCH_CHECK(indptr[0] == 0 && indptr[view.num_items] == view.nnz, "crowdnal: indptr must run from 0 to ",
+                  view.nnz);
+  STD_TORCH_CHECK(!any_descent(indptr, view.num_items + 1), "crowdnal: indptr must not decrease");
+  bool same = !any_descent(item, view.nnz);
+  for (int64_t i = 0; i < view.num_items; ++i) {  // ascending, so the ends of a segment say all
+    const int64_t first = indptr[i], last = indptr[i + 1];
+    same = same && (first == last || (item[first] == i && item[last - 1] == i));
   }
+  STD_TORCH_CHECK(same, "crowdnal: item does not say what indptr says: it must repeat the number of every item as "
+                        "often as it has annotations");
+}
+
+Runs runs_of(const Index& view, int64_t num_annotators) {
+  Runs runs;
+  runs.reserve(std::min(view.nnz, num_annotators) + 1);
+  int64_t owner = -1, before = -1;
+  for (int64_t p = 0; p < view.nnz; ++p) {
+    const int64_t n = view.order[p], here = view.annotator[n];
+    STD_TORCH_CHECK(owner < here || (owner == here && before < n),
+                    "crowdnal: order must sort the annotations by annotator, stably (position ", p, ")");
+    if (owner != here) runs.push_back(p);
+    owner = here;
+    before = n;
+  }
+  runs.push_back(view.nnz);
+  return runs;
 }
 
 }  // namespace
 
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                         int64_t num_annotators, int64_t num_items, bool sorted) {
+                         int64_t num_annotators, int64_t num_items, bool runs) {
   const int64_t nnz = annotator.size(0);
   CheckedIndex out{check_long(indptr, "indptr", num_items + 1), check_long(item, "item", nnz),
-                   check_long(annotator, "annotator", nnz), check_long(order, "order", nnz), {}};
+                   check_long(annotator, "annotator", nnz), check_long(order, "order", nnz), {}, {}};
   out.view = {pointer<int64_t>(out.indptr), pointer<int64_t>(out.item), pointer<int64_t>(out.annotator),
               pointer<int64_t>(out.order), num_items, nnz};
-  const Index& view = out.view;
-  check_range(out.annotator, "annotator", num_annotators);
-  check_range(out.order, "order", nnz);
-  STD_TORCH_CHECK(view.indptr[0] == 0 && view.indptr[num_items] == nnz, "crowdnal: indptr must run from 0 to ", nnz);
-  for (int64_t i = 0; i < num_items; ++i) {
-    STD_TORCH_CHECK(view.indptr[i] <= view.indptr[i + 1] && view.indptr[i + 1] <= nnz,
-                    "crowdnal: indptr must not decrease (item row ", i, ")");
-    for (int64_t n = view.indptr[i]; n < view.indptr[i + 1]; ++n) {
-      STD_TORCH_CHECK(view.item[n] == i, "crowdnal: item[", n, "] = ", view.item[n], " but indptr says ", i);
-    }
-  }
-  for (int64_t p = 1; sorted && p < nnz; ++p) {
-    const int64_t before = view.annotator[view.order[p - 1]], here = view.annotator[view.order[p]];
-    STD_TORCH_CHECK(before < here || (before == here && view.order[p - 1] < view.order[p]),
-                    "crowdnal: order must sort the annotations by annotator, stably (position ", p, ")");
+  check_range(out.view.annotator, nnz, "annotator", num_annotators);
+  check_items(out.view);
+  if (runs) {
+    check_range(out.view.order, nnz, "order", nnz);
+    out.runs = runs_of(out.view, num_annotators);
   }
   return out;
 }
 
 Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels) {
   Tensor out = check_long(label, "label", nnz);
-  check_range(out, "label", num_labels);
+  check_range(pointer<int64_t>(out), nnz, "label", num_labels);
   return out;
 }
 
@@ -68,6 +109,29 @@ Tensor check_confusion(const Tensor& confusion) {
   STD_TORCH_CHECK(confusion.dim() == 3 && confusion.size(1) > 0 && confusion.size(2) > 0,
                   "crowdnal: confusion must have 3 dimensions, with at least one class and one label");
   return packed(confusion);
+}
+
+Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
+  constexpr int64_t kHugePage = 1 << 21;
+  int64_t strides[4], count = 1, d = static_cast<int64_t>(sizes.size());
+  for (auto size = sizes.end(); size != sizes.begin();) {
+    strides[--d] = count;
+    count *= std::max<int64_t>(1, *--size);
+  }
+  int32_t dtype;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  AtenTensorHandle handle;  // the shortest way to a tensor: torch::stable::empty looks its op up by name
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
+                                                  aoti_torch_device_type_cpu(), 0, &handle));
+  Tensor out(handle);
+#if defined(__linux__)
+  const int64_t bytes = count * (like.scalar_type() == ScalarType::Double ? 8 : 4);
+  if (bytes >= 4 * kHugePage) {  // fresh memory of this size is ruled by page faults; a refusal changes nothing
+    const auto begin = (reinterpret_cast<uintptr_t>(out.mutable_data_ptr()) + kHugePage - 1) / kHugePage * kHugePage;
+    madvise(reinterpret_cast<void*>(begin), (bytes - kHugePage) / kHugePage * kHugePage, MADV_HUGEPAGE);
+  }
+#endif
+  return out;
 }
 
 }  // namespace crowdnal::cpu

@@ -8,8 +8,10 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <optional>
+#include <vector>
 
 #include "common/index.h"
+#include "cpu/small.h"
 
 namespace crowdnal::cpu {
 
@@ -17,15 +19,19 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
+// Positions in `order` where each annotator who is present begins, then nnz.
+using Runs = std::vector<int64_t>;
+
 // The four tensors that every op takes, contiguous and checked; owns what the pointers of `view` point to.
-// `sorted`: the kernel walks `order`, so it must really sort.
 struct CheckedIndex {
   Tensor indptr, item, annotator, order;
   Index view;
+  Runs runs;
 };
 
+// `runs`: the kernel walks `order`, so it must really sort.
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                         int64_t num_annotators, int64_t num_items, bool sorted);
+                         int64_t num_annotators, int64_t num_items, bool runs);
 
 // Labels [nnz] in 0..num_labels-1, contiguous.
 Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels);
@@ -36,6 +42,9 @@ Tensor check_values(const Tensor& values, const char* name, const Tensor& like, 
 // A confusion [R, rows, cols], contiguous.
 Tensor check_confusion(const Tensor& confusion);
 inline Shape shape_of(const Tensor& confusion) { return {confusion.size(0), confusion.size(1), confusion.size(2)}; }
+
+// Not initialised, of the dtype of `like`.
+Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes);
 
 template <class T>
 const T* pointer(const Tensor& tensor) {
@@ -60,6 +69,11 @@ void dispatch(const Tensor& tensor, const Body& body) {
                     "crowdnal: the CPU kernels take float32 or float64; convert the input first");
     body(float{});
   }
+}
+
+// Whether the softmax link reads the matrices an annotator at a time.
+inline bool is_large(const Tensor& tensor, const Shape& shape) {
+  return tensor.scalar_type() == ScalarType::Double ? !is_small<double>(shape) : !is_small<float>(shape);
 }
 
 }  // namespace crowdnal::cpu
