@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crowdnal import reference
 from crowdnal.annotations import Annotations
 from crowdnal.functional import label_counts
-from crowdnal.functional._common import index_of
-from crowdnal.functional._reduction import annotation_weight
-from crowdnal.functional.joint_link import JointLink
+from crowdnal.functional._reduction import annotation_weight, sum_rows
 
 __all__ = ["DawidSkeneResult", "dawid_skene"]
 
@@ -83,7 +80,7 @@ def dawid_skene(
     Raises:
         ValueError: naming the argument that does not fit.
     """
-    em = _Expectation(annotations, gold, initial_confusion, confusion_prior, smoothing, dtype)
+    em = _State(annotations, gold, initial_confusion, confusion_prior, smoothing, dtype)
     if max_iterations < 1:
         raise ValueError(f"max_iterations must be 1 or more, got {max_iterations}")
     if math.isnan(tolerance):
@@ -102,8 +99,8 @@ def dawid_skene(
     return DawidSkeneResult(em.posterior, confusion, em.class_prior, likelihoods, objectives, converged)
 
 
-class _Expectation:
-    """State of the EM: `posterior` [N, C], `log_confusion` [R, K, C], `class_prior` [C]."""
+class _State:
+    """Of the EM: `posterior` [N, C] and its `counts` [R, K, C], `log_confusion` [R, K, C], `class_prior` [C]."""
 
     def __init__(
         self,
@@ -119,78 +116,67 @@ class _Expectation:
         _check_options(annotations, classes, gold, prior, smoothing, dtype)
         self.annotations, self.gold = annotations, None if gold is None else gold.to(annotations.device)
         self.weight = annotation_weight(annotations, None, dtype)
-        each = torch.ones(annotations.num_items, 1, dtype=dtype, device=annotations.device)
-        self.gave = label_counts(each, annotations) > 0  # [R, K, 1]
-        votes = annotations.votes().to(dtype)
-        self.total = float(votes.sum()) or 1.0
-        informed = votes.sum(1) > 0
+        self.informed = annotations.counts > 0 if self.weight is None else sum_rows(self.weight, annotations) > 0
+        self.total = float(annotations.num_annotations if self.weight is None else self.weight.sum()) or 1.0
         if self.gold is not None:
-            informed |= self.gold >= 0
-        self.everybody = _one_annotation_each(informed.to(dtype))
-        self.posterior = self._clamp(_shares(votes, classes))
-        self.pseudo_counts = _pseudo_counts(prior, smoothing, self.posterior)
+            self.informed |= self.gold >= 0
+        self.everybody = _one_annotation_each(self.informed.to(dtype))
+        self.log_confusion = torch.zeros(annotators, labels, classes, dtype=dtype, device=annotations.device)
+        self.pseudo_counts = _pseudo_counts(prior, smoothing, self.log_confusion)
+        if classes == labels:
+            self._step(None)  # the votes' shares
+        else:
+            self._step(self.log_confusion.new_zeros(1, classes))
+        if self.gold is not None:
+            only = _possible(self.gold, classes).to(dtype)
+            self._step(torch.where((self.gold >= 0).unsqueeze(1), only, self.posterior).log())
         self.class_prior = self._mean_posterior()
-        self.in_play = self.class_prior > 0 if initial is None else torch.ones_like(self.class_prior, dtype=torch.bool)
-        self.log_confusion = self.posterior.new_zeros(annotators, labels, classes)
+        self.in_play = self.class_prior > 0
         if initial is not None:
-            start = initial.to(self.log_confusion).transpose(1, 2).clamp(min=FLOOR)
-            self.log_confusion = start.log().contiguous()
+            self.in_play = torch.ones_like(self.in_play)
+            self.log_confusion = initial.to(self.log_confusion).transpose(1, 2).clamp(min=FLOOR).log().contiguous()
             self.class_prior = self.class_prior.clamp(min=FLOOR)
 
     def maximise(self) -> None:
-        """M-step: class prior and confusions from the posterior."""
-        counts = label_counts(self.posterior, self.annotations)
-        if self.pseudo_counts is not None:
-            counts += self.pseudo_counts
-        counts = torch.where(self.gave, counts.clamp(min=FLOOR), counts)
+        """M-step: class prior and confusions from posterior and counts."""
+        gave = self.counts.sum(2, keepdim=True) > 0
+        counts = self.counts if self.pseudo_counts is None else self.counts + self.pseudo_counts
+        counts = torch.where(gave, counts.clamp(min=FLOOR), counts)
         total = counts.sum(1, keepdim=True)
-        uniform = 1 / max(counts.shape[1], 1)
+        uniform = 1 / counts.shape[1]
         self.log_confusion = torch.where(total > 0, counts / torch.where(total > 0, total, 1), uniform).log_()
-        mean = self._mean_posterior()
-        self.class_prior = torch.where(self.in_play, mean.clamp(min=FLOOR), 0)
+        self.class_prior = torch.where(self.in_play, self._mean_posterior().clamp(min=FLOOR), 0)
 
     def expect(self) -> tuple[float, float]:
         """E-step; returns the log-likelihood and the log-density of the pseudo-counts."""
         log_prior = self.class_prior.log()
-        prior = log_prior.expand(self.annotations.num_items, -1)
-        likelihood = 0.0
-        if self.gold is not None:
-            prior = torch.where(_possible(self.gold, prior.shape[1]), prior, -math.inf)
+        likelihood, penalty = 0.0, 0.0
+        if self.gold is None:
+            loss = self._step(log_prior.unsqueeze(0))
+        else:
+            loss = self._step(torch.where(_possible(self.gold, len(log_prior)), log_prior, -math.inf))
             unlabelled = self.gold[(self.gold >= 0) & (self.annotations.counts == 0)]
             likelihood = float(log_prior[unlabelled].sum())
-        index, label = index_of(self.annotations), self.annotations.label
-        loss, _, posterior, _ = JointLink.run(prior, self.log_confusion, self.weight, *index, label, reference.NONE, False)
-        self.posterior = self._clamp(posterior)
-        penalty = 0.0
         if self.pseudo_counts is not None:
             penalty = float(torch.where(self.pseudo_counts > 0, self.pseudo_counts * self.log_confusion, 0).sum())
-        return likelihood - float(loss), penalty
+        return likelihood - loss, penalty
+
+    def _step(self, log_prior: Tensor | None) -> float:
+        """Posterior and counts, by a single pass over the annotations; returns the negative log-likelihood."""
+        a = self.annotations
+        loss, self.posterior, self.counts = torch.ops.crowdnal.em_step(
+            log_prior, self.log_confusion, self.weight, a.indptr, a.annotator, a.label
+        )
+        return float(loss)
 
     def _mean_posterior(self) -> Tensor:
         """[C], over the items that say something about it."""
-        informed = self.everybody.weight
-        assert informed is not None
-        return label_counts(self.posterior, self.everybody)[0, 0] / informed.sum().clamp(min=1)
-
-    def _clamp(self, posterior: Tensor) -> Tensor:
-        if self.gold is None:
-            return posterior
-        known = torch.nn.functional.one_hot(self.gold.clamp(min=0), posterior.shape[1]).to(posterior.dtype)
-        return torch.where((self.gold >= 0).unsqueeze(1), known, posterior)
+        return label_counts(self.posterior, self.everybody)[0, 0] / self.informed.sum().clamp(min=1)
 
 
 def _possible(gold: Tensor, classes: int) -> Tensor:
     """[N, C]: the known class alone, every class where it is unknown."""
     return (gold.unsqueeze(1) == torch.arange(classes, device=gold.device)) | (gold < 0).unsqueeze(1)
-
-
-def _shares(votes: Tensor, classes: int) -> Tensor:
-    """[N, C]; uniform for an item without votes [N, K], and where labels are not classes."""
-    uniform = votes.new_full((votes.shape[0], classes), 1 / max(classes, 1))
-    if classes != votes.shape[1]:
-        return uniform
-    total = votes.sum(1, keepdim=True)
-    return torch.where(total > 0, votes / torch.where(total > 0, total, 1), uniform)
 
 
 def _one_annotation_each(weight: Tensor) -> Annotations:

@@ -37,6 +37,8 @@ SCHEMAS = {
     "evidence": f"(Tensor log_confusion, Tensor? weight, {_INDEX}, Tensor label) -> Tensor",
     "counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, SymInt num_labels) "
     "-> Tensor",
+    "em_step": "(Tensor? log_prior, Tensor log_confusion, Tensor? weight, Tensor indptr, Tensor annotator, "
+    "Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts)",
     "joint_link": f"(Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior, Tensor log_norm)",
     "joint_link_backward": f"({_GRADS}, Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
@@ -147,6 +149,12 @@ def _(log_confusion, weight, indptr, item, annotator, order, label):  # type: ig
 @torch.library.register_fake("crowdnal::counts", lib=_library)
 def _(values, weight, indptr, item, annotator, order, label, num_annotators, num_labels):  # type: ignore[no-untyped-def]
     return values.new_empty(num_annotators, num_labels, values.shape[1])
+
+
+@torch.library.register_fake("crowdnal::em_step", lib=_library)
+def _(log_prior, log_confusion, weight, indptr, annotator, label):  # type: ignore[no-untyped-def]
+    posterior = log_confusion.new_empty(indptr.shape[0] - 1, log_confusion.shape[2])
+    return log_confusion.new_empty(()), posterior, log_confusion.new_empty(log_confusion.shape)
 
 
 @torch.library.register_fake("crowdnal::joint_link", lib=_library)

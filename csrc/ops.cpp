@@ -12,6 +12,7 @@ STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
   m.impl("mixture_link_backward", TORCH_BOX(&mixture_link_backward_op));
   m.impl("evidence", TORCH_BOX(&evidence_op));
   m.impl("counts", TORCH_BOX(&counts_op));
+  m.impl("em_step", TORCH_BOX(&em_step_op));
   m.impl("joint_link", TORCH_BOX(&joint_link_op));
   m.impl("joint_link_backward", TORCH_BOX(&joint_link_backward_op));
 }

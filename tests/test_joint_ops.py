@@ -17,7 +17,7 @@ import crowdnal
 from crowdnal import reference
 
 ops = torch.ops.crowdnal
-NAMES = ["evidence", "counts", "joint_link", "joint_link_backward"]
+NAMES = ["evidence", "counts", "joint_link", "joint_link_backward", "em_step"]
 KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
 native = pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
 fast = settings(max_examples=15, deadline=None)
@@ -47,6 +47,12 @@ def arguments(p: Problem, name: str, kind: int = reference.SOFTMAX) -> list[tupl
     if name == "counts":
         sizes = p.annotations.num_annotators, p.annotations.num_classes
         return [(p.scores, weight, *rest, *sizes) for weight in (None, p.weight)]
+    if name == "em_step":
+        labels, index = p.annotations.num_classes, (p.index[0], p.index[2], p.annotations.label)
+        square = p.stored.new_zeros(p.stored.shape[0], labels, labels)
+        table, prior = stored(p, reference.NONE), log_prior(p)
+        starts = [(None, square, weight, *index) for weight in (None, p.weight)]
+        return [*starts, (prior, table, None, *index), (prior[:1] if len(prior) else prior, table, p.weight, *index)]
     both = log_prior(p), stored(p, kind)
     if name == "joint_link":
         return [(*both, weight, *rest, kind, mean) for weight, mean in ((None, True), (p.weight, False))]
@@ -117,7 +123,7 @@ def test_bitwise_equal_over_runs_and_threads(name: str, sizes: tuple[int, ...]) 
 def test_opcheck(name: str) -> None:
     for kind in KINDS if name.startswith("joint") else (reference.NONE,):
         for args in arguments(make_problem(5, 4, 3, 3, 3, seed=1), name, kind):
-            op_checks.check_opcheck(getattr(ops, name), args)
+            op_checks.check_opcheck(getattr(ops, name), args, differentiable=name != "em_step")
 
 
 @pytest.mark.parametrize("name", ["evidence", "counts", "joint_link"])
@@ -141,8 +147,8 @@ def test_long_segments_lose_no_accuracy() -> None:
 
 @native
 def test_native_ops_refuse_what_would_read_out_of_bounds() -> None:
-    p = make_problem(6, 4, 3, 3, 4, seed=2)
-    evidence, counts, joint, backward = (list(arguments(p, name)[-1]) for name in NAMES)
+    p = make_problem(6, 4, 2, 3, 4, seed=2)
+    evidence, counts, joint, backward, step = (list(arguments(p, name)[-1]) for name in NAMES)
     changes: list[tuple[str, list[Any], int, Callable[[Any], Any], str]] = [
         ("evidence", evidence, 6, lambda t: t + 1, r"label\[\d+\] = 3"),
         ("evidence", evidence, 1, lambda t: t[1:], "weight"),
@@ -158,6 +164,12 @@ def test_native_ops_refuse_what_would_read_out_of_bounds() -> None:
         ("joint_link", joint, 0, lambda t: t[:, 1:], "log_prior"),
         ("joint_link", joint, 6, lambda t: t.flip(0), "order"),
         ("joint_link", joint, 1, lambda t: t[..., :0], "at least one class"),
+        ("em_step", step, 0, lambda t: t[:, 1:], "log_prior"),
+        ("em_step", step, 0, lambda t: None, "labels must be the classes"),
+        ("em_step", step, 3, lambda t: t.flip(0), "indptr"),
+        ("em_step", step, 4, lambda t: t + 4, "out of range"),
+        ("em_step", step, 5, lambda t: t - 3, "out of range"),
+        ("em_step", step, 5, lambda t: t[1:], "label must have shape"),
         ("joint_link_backward", backward, 1, lambda t: t[1:], "grad_nll"),
         ("joint_link_backward", backward, 10, lambda t: t[1:], "posterior"),
     ]

@@ -8,6 +8,7 @@ Differentiable by autograd; `mix` gathers nnz x C x K, which the native kernels 
 from __future__ import annotations
 
 from crowdnal.reference._terms import reduce, upstream
+from crowdnal.reference.em_step import em_step
 from crowdnal.reference.evidence import counts, evidence
 from crowdnal.reference.joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
 from crowdnal.reference.mix import mix, mix_annotators, mix_items
@@ -33,6 +34,7 @@ __all__ = [
     "activation_grad",
     "counts",
     "cross_entropy",
+    "em_step",
     "evidence",
     "item_upstream",
     "joint_link",

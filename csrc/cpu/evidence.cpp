@@ -35,20 +35,14 @@ CROWDNAL_INLINE void posteriors_of(const Evidence<T>& evidence, const Index& ind
                                    int64_t classes, int64_t begin, int64_t end, T* posterior, T* nll) {
   constexpr int64_t L = kLanes<T>;
   const Row<T, N> row(classes);
-  T joint[L * N * L] = {}, sums[L], log_sum[L];
-  for (int64_t block = begin; block < end; block += L) {
-    const int64_t count = std::min(L, end - block);
+  T block[L * N * L] = {}, log_sum[L];
+  for (int64_t first = begin; first < end; first += L) {
+    const int64_t count = std::min(L, end - first);
+    posterior_block(evidence, index, prior, row, first, count, block, log_sum);
     for (int64_t j = 0; j < count; ++j) {
-      Vec<T> t[N];
-      row.read(prior.rows, prior.row(block + j), prior.shared ? 1 : index.num_items, t);
-      add_evidence(evidence, index, row, block + j, t);
-      for (int64_t v = 0; v < N; ++v) store(joint + (j * N + v) * L, t[v]);
-    }
-    softmax_rows<T, N>(joint, nullptr, row, sums, log_sum);
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t i = block + j;
+      const int64_t i = first + j;
       Vec<T> done[N];
-      for (int64_t v = 0; v < N; ++v) done[v] = load(joint + (j * N + v) * L);
+      for (int64_t v = 0; v < N; ++v) done[v] = load(block + (j * N + v) * L);
       row.write(done, posterior, i, end);
       nll[i] = index.indptr[i] < index.indptr[i + 1] ? -log_sum[j] : T(0);
     }
@@ -103,10 +97,7 @@ CROWDNAL_CLONES void posteriors(const Evidence<T>& evidence, const Index& index,
     return posteriors_of<T, 2>(evidence, index, prior, classes, begin, end, posterior, nll);
   }
   for (int64_t i = begin; i < end; ++i) {
-    T* t = posterior + i * classes;
-    for (int64_t k = 0; k < classes; ++k) t[k] = prior.rows[prior.row(i) * classes + k];
-    add_evidence(evidence, index, classes, i, t);
-    const T log_sum = softmax_row(t, classes);
+    const T log_sum = posterior_row(evidence, index, prior, classes, i, posterior + i * classes);
     nll[i] = index.indptr[i] < index.indptr[i + 1] ? -log_sum : T(0);
   }
 }

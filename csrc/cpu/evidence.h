@@ -57,6 +57,30 @@ struct Prior {
   CROWDNAL_INLINE int64_t row(int64_t i) const { return shared ? 0 : i; }
 };
 
+// For `count` <= kLanes items from `first` on, in rows of N vectors: softmax(prior + evidence), and the logarithm of what
+// that was divided by.
+template <class T, int N>
+CROWDNAL_INLINE void posterior_block(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior,
+                                     const Row<T, N>& row, int64_t first, int64_t count, T* block, T* log_sum) {
+  T sums[kLanes<T>];
+  for (int64_t j = 0; j < count; ++j) {
+    Vec<T> t[N];
+    row.read(prior.rows, prior.row(first + j), prior.shared ? 1 : index.num_items, t);
+    add_evidence(evidence, index, row, first + j, t);
+    for (int64_t v = 0; v < N; ++v) store(block + (j * N + v) * kLanes<T>, t[v]);
+  }
+  softmax_rows<T, N>(block, nullptr, row, sums, log_sum);
+}
+
+// The same for item i and a row of any length; returns the logarithm.
+template <class T>
+CROWDNAL_INLINE T posterior_row(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior, int64_t classes,
+                                int64_t i, T* out) {
+  for (int64_t k = 0; k < classes; ++k) out[k] = prior.rows[prior.row(i) * classes + k];
+  add_evidence(evidence, index, classes, i, out);
+  return softmax_row(out, classes);
+}
+
 // Items begin..end-1: posterior = softmax(prior + evidence), nll = -log of its normaliser, 0 without annotations.
 template <class T>
 void posteriors(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior, int64_t classes, int64_t begin,
