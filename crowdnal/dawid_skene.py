@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
-from crowdnal.functional import label_counts
-from crowdnal.functional._reduction import annotation_weight, sum_rows
+from crowdnal.functional._reduction import annotation_weight
 
 __all__ = ["DawidSkeneResult", "dawid_skene"]
 
@@ -100,7 +99,7 @@ def dawid_skene(
 
 
 class _State:
-    """Of the EM: `posterior` [N, C] and its `counts` [R, K, C], `log_confusion` [R, K, C], `class_prior` [C]."""
+    """`posterior` [N, C], its `counts` [R, K, C] and `totals` [C]; `log_confusion` [R, K, C] and `class_prior` [C]."""
 
     def __init__(
         self,
@@ -116,11 +115,8 @@ class _State:
         _check_options(annotations, classes, gold, prior, smoothing, dtype)
         self.annotations, self.gold = annotations, None if gold is None else gold.to(annotations.device)
         self.weight = annotation_weight(annotations, None, dtype)
-        self.informed = annotations.counts > 0 if self.weight is None else sum_rows(self.weight, annotations) > 0
         self.total = float(annotations.num_annotations if self.weight is None else self.weight.sum()) or 1.0
-        if self.gold is not None:
-            self.informed |= self.gold >= 0
-        self.everybody = _one_annotation_each(self.informed.to(dtype))
+        self.unlabelled = None if self.gold is None else self.gold[(self.gold >= 0) & (annotations.counts == 0)]
         self.log_confusion = torch.zeros(annotators, labels, classes, dtype=dtype, device=annotations.device)
         self.pseudo_counts = _pseudo_counts(prior, smoothing, self.log_confusion)
         if classes == labels:
@@ -155,8 +151,7 @@ class _State:
             loss = self._step(log_prior.unsqueeze(0))
         else:
             loss = self._step(torch.where(_possible(self.gold, len(log_prior)), log_prior, -math.inf))
-            unlabelled = self.gold[(self.gold >= 0) & (self.annotations.counts == 0)]
-            likelihood = float(log_prior[unlabelled].sum())
+            likelihood = float(log_prior[self.unlabelled].sum())
         if self.pseudo_counts is not None:
             penalty = float(torch.where(self.pseudo_counts > 0, self.pseudo_counts * self.log_confusion, 0).sum())
         return likelihood - loss, penalty
@@ -164,26 +159,22 @@ class _State:
     def _step(self, log_prior: Tensor | None) -> float:
         """Posterior and counts, by a single pass over the annotations; returns the negative log-likelihood."""
         a = self.annotations
-        loss, self.posterior, self.counts = torch.ops.crowdnal.em_step(
+        loss, self.posterior, self.counts, self.totals = torch.ops.crowdnal.em_step(
             log_prior, self.log_confusion, self.weight, a.indptr, a.annotator, a.label
         )
         return float(loss)
 
     def _mean_posterior(self) -> Tensor:
-        """[C], over the items that say something about it."""
-        return label_counts(self.posterior, self.everybody)[0, 0] / self.informed.sum().clamp(min=1)
+        """[C], over the items that say something about it: labelled, or known."""
+        totals = self.totals
+        if self.unlabelled is not None:
+            totals = totals + torch.bincount(self.unlabelled, minlength=len(totals))
+        return totals / totals.sum().clamp(min=1)
 
 
 def _possible(gold: Tensor, classes: int) -> Tensor:
     """[N, C]: the known class alone, every class where it is unknown."""
     return (gold.unsqueeze(1) == torch.arange(classes, device=gold.device)) | (gold < 0).unsqueeze(1)
-
-
-def _one_annotation_each(weight: Tensor) -> Annotations:
-    """Items that one annotator gave the only label: `label_counts` over them is a sum in a fixed order."""
-    rows = torch.arange(len(weight) + 1, device=weight.device)
-    zeros = torch.zeros_like(rows[1:])
-    return Annotations(rows, zeros, zeros, num_annotators=1, num_classes=1, weight=weight)
 
 
 def _pseudo_counts(prior: Tensor | None, smoothing: float, like: Tensor) -> Tensor | None:

@@ -38,7 +38,7 @@ SCHEMAS = {
     "counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, SymInt num_labels) "
     "-> Tensor",
     "em_step": "(Tensor? log_prior, Tensor log_confusion, Tensor? weight, Tensor indptr, Tensor annotator, "
-    "Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts)",
+    "Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts, Tensor totals)",
     "joint_link": f"(Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior, Tensor log_norm)",
     "joint_link_backward": f"({_GRADS}, Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
@@ -154,7 +154,8 @@ def _(values, weight, indptr, item, annotator, order, label, num_annotators, num
 @torch.library.register_fake("crowdnal::em_step", lib=_library)
 def _(log_prior, log_confusion, weight, indptr, annotator, label):  # type: ignore[no-untyped-def]
     posterior = log_confusion.new_empty(indptr.shape[0] - 1, log_confusion.shape[2])
-    return log_confusion.new_empty(()), posterior, log_confusion.new_empty(log_confusion.shape)
+    counts, totals = log_confusion.new_empty(log_confusion.shape), log_confusion.new_empty(log_confusion.shape[2])
+    return log_confusion.new_empty(()), posterior, counts, totals
 
 
 @torch.library.register_fake("crowdnal::joint_link", lib=_library)

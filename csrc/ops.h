@@ -47,9 +47,9 @@ Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indp
                  const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
                  int64_t num_labels);
 
-std::tuple<Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
-                                              OptionalTensor weight, const Tensor& indptr, const Tensor& annotator,
-                                              const Tensor& label);
+std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
+                                                      OptionalTensor weight, const Tensor& indptr,
+                                                      const Tensor& annotator, const Tensor& label);
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior, const Tensor& confusion,
                                                          OptionalTensor weight, const Tensor& indptr,

@@ -16,8 +16,10 @@ def em_step(
     indptr: Tensor,
     annotator: Tensor,
     label: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss [] (sum of nll) and posterior [N, C] of `joint_link`, and the `counts` [R, K, C] of that posterior.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss [] (sum of nll) and posterior [N, C] of `joint_link`, and the sums that an M-step needs.
+
+    These are the `counts` [R, K, C] of the posterior, and its totals [C] over the items with a positive weight.
 
     No derivatives. log_prior is [N, C], or [1, C] for all items. Without it EM starts: the posterior is the items'
     shares of the votes (uniform without votes), the loss 0; of log_confusion only the shape is used, with C = K.
@@ -34,4 +36,7 @@ def em_step(
     else:
         t = log_prior + evidence(log_confusion, weight, *index, label)
         loss, _, posterior = log_marginal(t, indptr, False)
-    return loss, posterior, counts(posterior, weight, *index, label, *log_confusion.shape[:2])
+    each = torch.ones_like(label, dtype=posterior.dtype) if weight is None else weight
+    informed = each.new_zeros(len(posterior)).index_add(0, item, each) > 0
+    totals = (posterior * informed.unsqueeze(1)).sum(0)
+    return loss, posterior, counts(posterior, weight, *index, label, *log_confusion.shape[:2]), totals

@@ -37,6 +37,16 @@ struct Step {
   }
 
   CROWDNAL_INLINE bool annotated(int64_t i) const { return index.indptr[i] < index.indptr[i + 1]; }
+
+  // What an item counts for the totals: 1 if it has an annotation of positive weight.
+  CROWDNAL_INLINE T informed(int64_t i) const {
+    if (!evidence.weight) return T(annotated(i));
+    T total = 0;
+    for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) total += evidence.weight[n];
+    return T(total > 0);
+  }
+
+  int64_t total_row() const { return evidence.rows; }  // of the table: behind those of the counts
 };
 
 // Returns whether all indices of items begin..end-1 were in range; `loss` is their nll.
@@ -62,6 +72,7 @@ CROWDNAL_INLINE bool step_of(const Step<T>& step, int64_t begin, int64_t end, co
       for (int64_t n = step.index.indptr[i]; n < step.index.indptr[i + 1]; ++n) {
         table.template add<N>(step.evidence.row(step.index, n), step.evidence.factor(n), v);
       }
+      table.template add<N>(step.total_row(), step.informed(i), v);
       if (step.prior.rows && step.annotated(i)) *loss -= log_sum[j];
     }
   }
@@ -83,6 +94,7 @@ CROWDNAL_INLINE bool step_large(const Step<T>& step, int64_t begin, int64_t end,
     for (int64_t n = step.index.indptr[i]; n < step.index.indptr[i + 1]; ++n) {
       table.add(step.evidence.row(step.index, n), step.evidence.factor(n), row, classes);
     }
+    table.add(step.total_row(), step.informed(i), row, classes);
   }
   return true;
 }
@@ -97,9 +109,9 @@ CROWDNAL_CLONES bool run_step(const Step<T>& step, int64_t begin, int64_t end, c
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
-                                              OptionalTensor weight, const Tensor& indptr, const Tensor& annotator,
-                                              const Tensor& label) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
+                                                      OptionalTensor weight, const Tensor& indptr,
+                                                      const Tensor& annotator, const Tensor& label) {
   const Tensor a = check_confusion(log_confusion);
   const Shape shape = shape_of(a);
   const int64_t nnz = annotator.size(0), num_items = indptr.size(0) - 1;
@@ -114,29 +126,31 @@ std::tuple<Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Te
   STD_TORCH_CHECK(log_prior || shape.rows == shape.cols, "crowdnal: without log_prior the labels must be the classes");
   if (weight) weight = check_values(*weight, "weight", a, {nnz});
   Tensor loss = empty(a, {}), posterior = empty(a, {num_items, shape.cols});
-  Tensor counted = empty(a, {shape.num_annotators, shape.rows, shape.cols});
+  Tensor counted = empty(a, {shape.num_annotators, shape.rows, shape.cols}), totals = empty(a, {shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
     const int64_t rows = shape.num_annotators * shape.rows, stride = CountTable<T>::stride_for(shape.cols);
     const Step<T> step{{pointer<T>(a), rows, shape.rows, pointer<T>(weight), pointer<int64_t>(labels)},
                        {pointer<T>(log_prior), shared}, index, shape, output<T>(posterior)};
     const int64_t tables = std::max<int64_t>(1, count_tables(nnz, shape, 1));
-    std::vector<double> sums(tables * rows * stride, 0.0), losses(tables, 0.0);
+    std::vector<double> sums(tables * (rows + 1) * stride, 0.0), losses(tables, 0.0);
     std::atomic<bool> outside{false};
     parallel_for(0, tables, grain((nnz + 8 * num_items) / tables * shape.cols), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        const CountTable<T> table{sums.data() + t * rows * stride, stride};
+        const CountTable<T> table{sums.data() + t * (rows + 1) * stride, stride};
         if (!run_step(step, num_items * t / tables, num_items * (t + 1) / tables, table, &losses[t])) outside = true;
       }
     });
     STD_TORCH_CHECK(!outside, "crowdnal: an annotator or a label is out of range [0, ", shape.num_annotators,
                     ") or [0, ", shape.rows, ")");
-    sum_tables<T>({sums.data(), stride}, tables, shape, output<T>(counted));
+    const CountTable<T> all{sums.data(), stride};
+    sum_tables(all, tables, rows + 1, 0, rows, shape.cols, output<T>(counted));
+    sum_tables(all, tables, rows + 1, rows, rows + 1, shape.cols, output<T>(totals));
     double total = 0;
     for (const double each : losses) total += each;
     *output<T>(loss) = static_cast<T>(total);
   });
-  return {loss, posterior, counted};
+  return {loss, posterior, counted, totals};
 }
 
 }  // namespace crowdnal::cpu

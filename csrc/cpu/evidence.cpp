@@ -103,14 +103,14 @@ CROWDNAL_CLONES void posteriors(const Evidence<T>& evidence, const Index& index,
 }
 
 template <class T>
-void sum_tables(const CountTable<T>& tables, int64_t count, const Shape& shape, T* out) {
-  const int64_t rows = shape.num_annotators * shape.rows;
-  parallel_for(0, rows, grain(count * shape.cols), [&](int64_t begin, int64_t end) {
+void sum_tables(const CountTable<T>& tables, int64_t count, int64_t rows, int64_t first, int64_t last, int64_t classes,
+                T* out) {
+  parallel_for(first, last, grain(count * classes), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      for (int64_t k = 0; k < shape.cols; ++k) {
+      for (int64_t k = 0; k < classes; ++k) {
         double total = 0;
         for (int64_t t = 0; t < count; ++t) total += tables.sums[(t * rows + r) * tables.stride + k];
-        out[r * shape.cols + k] = static_cast<T>(total);
+        out[(r - first) * classes + k] = static_cast<T>(total);
       }
     }
   });
@@ -130,7 +130,7 @@ void counts(const T* values, const T* weight, const int64_t* label, const Index&
                       {sums.data() + t * rows * stride, stride});
       }
     });
-    return sum_tables<T>({sums.data(), stride}, count, shape, out);
+    return sum_tables<T>({sums.data(), stride}, count, rows, 0, rows, classes, out);
   }
   const MatricesOut<T> place{out, false, index, runs, shape};
   for_each_run(index, runs, grain(classes * 4), [&](int64_t run, int64_t first, int64_t last) {
@@ -149,7 +149,7 @@ void counts(const T* values, const T* weight, const int64_t* label, const Index&
 
 #define CROWDNAL_INSTANTIATE(T)                                                                                        \
   template void posteriors<T>(const Evidence<T>&, const Index&, const Prior<T>&, int64_t, int64_t, int64_t, T*, T*);   \
-  template void sum_tables<T>(const CountTable<T>&, int64_t, const Shape&, T*);                                        \
+  template void sum_tables<T>(const CountTable<T>&, int64_t, int64_t, int64_t, int64_t, int64_t, T*);                  \
   template void counts<T>(const T*, const T*, const int64_t*, const Index&, const Runs&, const Shape&, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)

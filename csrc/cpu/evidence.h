@@ -124,9 +124,11 @@ inline int64_t count_tables(int64_t nnz, const Shape& shape, int64_t each) {
   return std::min<int64_t>(32, nnz / (each * cells));
 }
 
-// out[r, y, k] = sum of the tables, which lie behind each other                          out: [R, labels, classes]
+// out = the sum of rows first..last-1 of `count` tables of `rows` rows, which lie behind each other
+// out: [last - first, classes]
 template <class T>
-void sum_tables(const CountTable<T>& tables, int64_t count, const Shape& shape, T* out);
+void sum_tables(const CountTable<T>& tables, int64_t count, int64_t rows, int64_t first, int64_t last, int64_t classes,
+                T* out);
 
 // out[r, y, k] = sum_{n of r with label y} weight_n values[item_n, k]                    out: [R, labels, classes]
 // `runs` is read where `count_tables` of kReuse is 0.
