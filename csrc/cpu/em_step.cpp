@@ -12,8 +12,8 @@ template <class T>
 struct Step {
   Evidence<T> evidence;
   Prior<T> prior;  // no rows: the start, where the posterior is the votes' shares
-  const Index& index;
-  const Shape& shape;
+  Index index;
+  Shape shape;
   T* posterior;  // [N, classes]
 
   // Whether items first..last-1 have an annotator or a label that is out of range.
@@ -49,10 +49,10 @@ struct Step {
   int64_t total_row() const { return evidence.rows; }  // of the table: behind those of the counts
 };
 
-// Returns whether all indices of items begin..end-1 were in range; `loss` is their nll.
+// Returns whether all indices of items begin..end-1 were in range; `loss` is their nll. Step and table are copies: see
+// evidence.cpp.
 template <class T, int N>
-CROWDNAL_INLINE bool step_of(const Step<T>& step, int64_t begin, int64_t end, const CountTable<T>& table,
-                             double* loss) {
+CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, const CountTable<T> table, double* loss) {
   constexpr int64_t L = kLanes<T>;
   const Row<T, N> row(step.shape.cols);
   T block[L * N * L] = {}, log_sum[L] = {};
@@ -133,7 +133,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, 
     const Step<T> step{{pointer<T>(a), rows, shape.rows, pointer<T>(weight), pointer<int64_t>(labels)},
                        {pointer<T>(log_prior), shared}, index, shape, output<T>(posterior)};
     const int64_t tables = std::max<int64_t>(1, count_tables(nnz, shape, 1));
-    std::vector<double> sums(tables * (rows + 1) * stride, 0.0), losses(tables, 0.0);
+    Sums sums(tables * (rows + 1) * stride);
+    std::vector<double> losses(tables, 0.0);
     std::atomic<bool> outside{false};
     parallel_for(0, tables, grain((nnz + 8 * num_items) / tables * shape.cols), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {

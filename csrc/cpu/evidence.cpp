@@ -6,8 +6,10 @@
 namespace crowdnal::cpu {
 namespace {
 
+// Copies of what describes the work, not references: a store of vectors may change anything that is in memory, and
+// whatever it might have changed is read again for every annotation.
 template <class T, int N>
-CROWDNAL_INLINE void evidence_of(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t begin,
+CROWDNAL_INLINE void evidence_of(const Evidence<T> evidence, const Index index, int64_t classes, int64_t begin,
                                  int64_t end, T* out) {
   const Row<T, N> row(classes);
   for (int64_t i = begin; i < end; ++i) {
@@ -31,8 +33,8 @@ CROWDNAL_CLONES void sum_evidence(const Evidence<T>& evidence, const Index& inde
 }
 
 template <class T, int N>
-CROWDNAL_INLINE void posteriors_of(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior,
-                                   int64_t classes, int64_t begin, int64_t end, T* posterior, T* nll) {
+CROWDNAL_INLINE void posteriors_of(const Evidence<T> evidence, const Index index, const Prior<T> prior, int64_t classes,
+                                   int64_t begin, int64_t end, T* posterior, T* nll) {
   constexpr int64_t L = kLanes<T>;
   const Row<T, N> row(classes);
   T block[L * N * L] = {}, log_sum[L];
@@ -64,8 +66,8 @@ CROWDNAL_CLONES void add_counts(const T* values, const Evidence<T>& at, const In
 }
 
 template <class T, int N>
-CROWDNAL_INLINE void fill_table_of(const T* values, const Evidence<T>& at, const Index& index, int64_t begin,
-                                   int64_t end, int64_t classes, const CountTable<T>& table) {
+CROWDNAL_INLINE void fill_table_of(const T* values, const Evidence<T> at, const Index index, int64_t begin, int64_t end,
+                                   int64_t classes, const CountTable<T> table) {
   const Row<T, N> row(classes);
   for (int64_t n = begin; n < end; ++n) {
     Vec<T> v[N];
@@ -123,7 +125,7 @@ void counts(const T* values, const T* weight, const int64_t* label, const Index&
   const int64_t count = count_tables(index.nnz, shape, kReuse), classes = shape.cols;
   if (count > 0) {
     const int64_t stride = CountTable<T>::stride_for(classes), rows = shape.num_annotators * shape.rows;
-    std::vector<double> sums(count * rows * stride, 0.0);
+    Sums sums(count * rows * stride);
     parallel_for(0, count, grain(index.nnz / count * classes), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         fill_table<T>(values, at, index, index.nnz * t / count, index.nnz * (t + 1) / count, classes,

@@ -117,6 +117,20 @@ struct CountTable {
   }
 };
 
+// Zeroed, each row of whole vectors in cache lines of its own.
+class Sums {
+ public:
+  explicit Sums(int64_t size) : memory_(size + kLine, 0.0) {}
+  double* data() {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (-address % (kLine * sizeof(double))) / sizeof(double);
+  }
+
+ private:
+  static constexpr int64_t kLine = 8;
+  std::vector<double> memory_;
+};
+
 // How many tables the annotations are worth that are summed as they lie in memory, `each` annotations a cell at least.
 // Depends on nothing but sizes, so that sums do not depend on the threads.
 inline int64_t count_tables(int64_t nnz, const Shape& shape, int64_t each) {
