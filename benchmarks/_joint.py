@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from _formulations import Candidate, Formulation, Op, Problem, mixture_leaves, plain
+from _formulations import Candidate, Formulation, Op, Problem, plain
+from _mixture import mixture_leaves
 from torch import Tensor
 from torch.nn.functional import one_hot
 

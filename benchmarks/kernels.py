@@ -28,13 +28,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _formulations import GRID, OPS, TINY, Candidate, Cell, Formulation, Op, Problem
+from _formulations import GRID, THOUSAND, TINY, Candidate, Cell, Formulation, Op, Problem
 from _machine import OtherProcesses, copy_rate, describe, product_rate, timed
+from _mixture import MIXTURE_OPS
+from _softmax import SOFTMAX_OPS
 from torch import Tensor
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 OURS = "crowdnal"
+OPS = [*SOFTMAX_OPS, *MIXTURE_OPS]
 BLOCK = 0.01  # seconds, at least, of one formulation's turn
 QUICK = ("labelme", "cifar10n")
 HOPELESS = 8  # an eager formulation this many times slower than the best is not compiled: that gained 4 times at most
@@ -75,7 +78,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two cells, few turns, one compilation an op")
-    parser.add_argument("--cells", help=f"of {', '.join(c.name for c in [*GRID, TINY])} (the last for tests)")
+    parser.add_argument("--cells", help=f"of {', '.join(c.name for c in [*GRID, THOUSAND, TINY])} (the last for tests)")
     parser.add_argument("--ops", default="", help=f"parts of the names of: {', '.join(op.name for op in OPS)}")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
@@ -88,7 +91,7 @@ def parse() -> argparse.Namespace:
     names = [c.name for c in GRID]
     if arguments.cells or arguments.quick:
         names = arguments.cells.split(",") if arguments.cells else list(QUICK)
-    known = {cell.name: cell for cell in [*GRID, TINY]}
+    known = {cell.name: cell for cell in [*GRID, THOUSAND, TINY]}
     if unknown := set(names) - set(known):
         parser.error(f"unknown cells {', '.join(sorted(unknown))}")
     arguments.cells = [known[name] for name in names]
@@ -224,7 +227,8 @@ def peak_extra_bytes(step: Candidate) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as recorded:
         step()
     events = sorted(allocations(recorded), key=lambda event: event[0])
-    gradients = {leaf.grad.untyped_storage().data_ptr() for leaf in step.leaves if leaf.grad is not None}
+    found = [leaf.grad._values() if leaf.grad.is_sparse else leaf.grad for leaf in step.leaves if leaf.grad is not None]
+    gradients = {grad.untyped_storage().data_ptr() for grad in found}
     last = {address: i for i, (_, address, size) in enumerate(events) if size > 0}
     alive: dict[int, int] = {}
     total = highest = 0

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from crowdnal import reference
 from crowdnal.annotations import Annotations
+from crowdnal.functional._sparse import select
 from crowdnal.functional.mix import gather_rows
 
 Normalization = Literal["softmax", "softplus"]
@@ -114,7 +115,7 @@ class NormalizedConfusion(nn.Module):
 
     ``weight [R, K, C]`` is stored with the observed label outermost, so that an annotation reads one
     contiguous C-vector. ``f`` is ``softplus`` (Tanno et al. 2019) or ``exp`` (``normalization="softmax"``).
-    Starts at ``off + (on - off) I``.
+    Starts at ``off + (on - off) I``. ``sparse_grad``: gradients through the matrices of given annotators are sparse.
     """
 
     def __init__(
@@ -126,12 +127,14 @@ class NormalizedConfusion(nn.Module):
         normalization: Normalization = "softplus",
         on: float = 1.0,
         off: float = -5.0,
+        sparse_grad: bool = False,
     ) -> None:
         super().__init__()
         if normalization not in ("softmax", "softplus"):
             raise ValueError(f"normalization={normalization!r} is unknown: use 'softplus' or 'softmax'")
         self.normalization: Normalization = normalization
         self.on, self.off = on, off
+        self.sparse_grad = sparse_grad
         self.weight = nn.Parameter(torch.empty(num_annotators, num_labels, num_classes))
         self.reset_parameters()
 
@@ -142,7 +145,9 @@ class NormalizedConfusion(nn.Module):
 
     def log_probs(self, annotators: Tensor | None = None) -> Tensor:
         """Differentiable ``log A [R, K, C]`` (observed label outermost), or of the given annotators only."""
-        weight = self.weight if annotators is None else self.weight[annotators]
+        weight: Tensor = self.weight
+        if annotators is not None:
+            weight = select(weight, annotators) if self.sparse_grad else weight[annotators]
         return self._log(weight.to(torch.promote_types(weight.dtype, torch.float32)))
 
     def _log(self, weight: Tensor) -> Tensor:

@@ -44,6 +44,11 @@ SCHEMAS = {
     "joint_link_backward": f"({_GRADS}, Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "Tensor posterior, Tensor? log_norm, int normalization, bool mean, bool need_log_prior, bool need_confusion) "
     "-> (Tensor log_prior_grad, Tensor confusion_grad)",
+    "pair_confusion": f"(Tensor difficulty, Tensor competence, {_INDEX}, Tensor label) "
+    "-> (Tensor log_q, Tensor log_norm)",
+    "pair_confusion_backward": f"(Tensor grad, Tensor difficulty, Tensor competence, {_INDEX}, Tensor label, "
+    "Tensor log_q, Tensor log_norm, bool need_difficulty, bool need_competence) "
+    "-> (Tensor difficulty_grad, Tensor competence_grad)",
 }
 
 _library = torch.library.Library("crowdnal", "DEF")
@@ -174,6 +179,23 @@ def _(  # type: ignore[no-untyped-def]
     return (
         confusion.new_empty(indptr.shape[0] - 1 if need_log_prior else 0, confusion.shape[2]),
         confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
+    )
+
+
+@torch.library.register_fake("crowdnal::pair_confusion", lib=_library)
+def _(difficulty, competence, indptr, item, annotator, order, label):  # type: ignore[no-untyped-def]
+    nnz, classes = annotator.shape[0], competence.shape[1]
+    return competence.new_empty(nnz, classes), competence.new_empty(nnz, classes)
+
+
+@torch.library.register_fake("crowdnal::pair_confusion_backward", lib=_library)
+def _(  # type: ignore[no-untyped-def]
+    grad, difficulty, competence, indptr, item, annotator, order, label, log_q, log_norm, need_difficulty,
+    need_competence,
+):  # fmt: skip
+    return (
+        competence.new_empty(indptr.shape[0] - 1 if need_difficulty else 0, *competence.shape[1:]),
+        competence.new_empty(competence.shape[0] if need_competence else 0, *competence.shape[1:]),
     )
 
 

@@ -15,4 +15,6 @@ STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
   m.impl("em_step", TORCH_BOX(&em_step_op));
   m.impl("joint_link", TORCH_BOX(&joint_link_op));
   m.impl("joint_link_backward", TORCH_BOX(&joint_link_backward_op));
+  m.impl("pair_confusion", TORCH_BOX(&pair_confusion_op));
+  m.impl("pair_confusion_backward", TORCH_BOX(&pair_confusion_backward_op));
 }

@@ -65,4 +65,14 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
                                                   int64_t normalization, bool mean, bool need_log_prior,
                                                   bool need_confusion);
 
+std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr,
+                                             const Tensor& item, const Tensor& annotator, const Tensor& order,
+                                             const Tensor& label);
+
+std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const Tensor& difficulty,
+                                                      const Tensor& competence, const Tensor& indptr,
+                                                      const Tensor& item, const Tensor& annotator, const Tensor& order,
+                                                      const Tensor& label, const Tensor& log_q, const Tensor& log_norm,
+                                                      bool need_difficulty, bool need_competence);
+
 }  // namespace crowdnal::cpu

@@ -92,7 +92,8 @@ def test_backward_functions_respect_what_is_needed(small: Problem, needs: tuple[
 
     def mixture(g: Tensor, n: Tensor, z: Tensor, w: Tensor, u: Tensor) -> Any:
         posterior = reference.mixture_link(z, w, None, *p.index, label, reference.SOFTPLUS, False)[2].detach()
-        out = MixtureLinkBackward.run(g, n, z, w, u, *p.index, label, posterior, None, reference.SOFTPLUS, False, *needs[:2])
+        rest = (*p.index, label, posterior, None, reference.SOFTPLUS, False, *needs[:2])
+        out = MixtureLinkBackward.run(g, n, z, w, u, *rest)
         return tuple(o for o, need in zip(out, needs, strict=False) if need)
 
     assert gradcheck(mixture, (total, nll, leaf(p.scores), leaf(p.stored), leaf(p.weight)), check_forward_ad=True)

@@ -16,8 +16,10 @@ from crowdnal.functional._common import (
     promote,
 )
 from crowdnal.functional._reduction import Reduction, reduction_weights
+from crowdnal.functional._sparse import compact
 from crowdnal.functional.joint import crowd_marginal_nll, crowd_posterior, evidence, label_counts
 from crowdnal.functional.mixture_link import MixtureLink
+from crowdnal.functional.pair_confusion import PairConfusion
 from crowdnal.functional.softmax_link import SoftmaxLink
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "mix",
     "mix_annotators",
     "mix_items",
+    "pair_confusion",
     "segment_sum",
 ]
 
@@ -120,6 +123,7 @@ def crowd_cross_entropy(
     shared: Tensor | None = None,
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
+    sparse_grad: bool = False,
 ) -> Tensor:
     """Cross-entropy of softmax(scores_i W_r [+ shared_i]) against every observed label: the softmax link.
 
@@ -133,6 +137,8 @@ def crowd_cross_entropy(
         weight: [nnz], not negative; default the annotations' own weight.
         reduction: "mean" over annotations (weighted: sum(w l) / sum(w)), "sum", "none" ([nnz], times weight), or
             "item_mean" (mean over the annotated items of each one's weighted mean).
+        sparse_grad: the gradient of confusion is a sparse tensor of the matrices that the batch touched, so that time
+            and memory of a step do not depend on R; for `torch.optim.SparseAdam` or SGD. Not under `torch.compile`.
 
     Returns:
         [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
@@ -145,6 +151,7 @@ def crowd_cross_entropy(
     check_shape("scores", scores, num_items, confusion.shape[1], meaning="[num_items, C]")
     if shared is not None:
         check_shape("shared", shared, num_items, confusion.shape[2], meaning="[num_items, num_classes]")
+    confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     scores, confusion, shared = promote(scores, confusion, shared)
     weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
     each = reduction == "none"
@@ -153,7 +160,7 @@ def crowd_cross_entropy(
         confusion,
         shared,
         None if each else weight,
-        *index_of(annotations),
+        *index,
         annotations.label,
         mean,
     )
@@ -170,6 +177,7 @@ def crowd_mixture_nll(
     normalization: Normalization = "softmax",
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
+    sparse_grad: bool = False,
 ) -> Tensor:
     """Negative log-likelihood -log sum_k p_i[k] A_r[k, y] of every observed label: the mixture link, in log space.
 
@@ -183,6 +191,7 @@ def crowd_mixture_nll(
             "softplus" (softplus divided by its sum), or "none" (they are log A already).
         weight: [nnz], not negative; default the annotations' own weight.
         reduction: as for `crowd_cross_entropy`.
+        sparse_grad: as for `crowd_cross_entropy`.
 
     Returns:
         [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
@@ -193,6 +202,7 @@ def crowd_mixture_nll(
     kind = normalization_kind(normalization)
     check_confusion(confusion, annotations, 1)
     check_shape("log_probs", log_probs, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
+    confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     log_probs, confusion = promote(log_probs, confusion)
     weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
     each = reduction == "none"
@@ -200,7 +210,7 @@ def crowd_mixture_nll(
         log_probs,
         confusion,
         None if each else weight,
-        *index_of(annotations),
+        *index,
         annotations.label,
         kind,
         mean,
@@ -208,3 +218,46 @@ def crowd_mixture_nll(
     compiling = torch.compiler.is_compiling()
     loss, nll, *_ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.run(*arguments)
     return (nll if weight is None else nll * weight) if each else loss
+
+
+def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotations) -> Tensor:
+    """Log-probability of every observed label under each true class, from the confusion of the pair that made it.
+
+    The confusion of LIA (Platanios et al. 2020), an inner product over latents of two positive tensors:
+    log_q[n, k] = log Q_n[k, y_n] with Q_n[k, :] = softmax over j of logsumexp_l (difficulty_i + competence_r)[k, j, l].
+    Both objectives follow from it:
+
+        log_joint = log_h + segment_sum(pair_confusion(difficulty, competence, annotations), annotations)  # [B, C]
+        m_step = -(posterior * log_joint).sum()  # sum_i posterior_i . (log h_i + sum_r log Q[:, y_r])
+        marginal = -log_joint.logsumexp(1).sum()  # with softmax(log_joint) as the next posterior
+
+    Args:
+        difficulty: [B, C, K, L], one tensor an item `[true, observed, latent]`; any value, -infinity is impossible.
+        competence: [R, C, K, L], one an annotator.
+        annotations: B items, R annotators, labels in 0..K-1.
+
+    Returns:
+        [nnz, C], at most 0, float32 at least; -infinity where the label, or every label of a class, is impossible
+        (it passes no gradient to what is impossible). The second derivative works in plain PyTorch on blocks of
+        annotations.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    if competence.dim() != 4 or competence.shape[0] != annotations.num_annotators:
+        raise ValueError(
+            f"competence has shape {tuple(competence.shape)}, expected [num_annotators, C, num_classes, L] with "
+            f"num_annotators={annotations.num_annotators}: one tensor an annotator is needed"
+        )
+    _, classes, labels, latents = competence.shape
+    if labels != annotations.num_classes or min(classes, labels, latents) == 0:
+        raise ValueError(
+            f"competence has shape {tuple(competence.shape)}, expected [num_annotators, C, num_classes, L] with "
+            f"num_classes={annotations.num_classes} observed labels and C, num_classes and L at least 1"
+        )
+    sizes = annotations.num_items, classes, labels, latents
+    check_shape("difficulty", difficulty, *sizes, meaning="[num_items, C, num_classes, L]")
+    difficulty, competence = promote(difficulty, competence)
+    arguments = (difficulty, competence, *index_of(annotations), annotations.label)
+    compiling = torch.compiler.is_compiling()
+    return (torch.ops.crowdnal.pair_confusion(*arguments) if compiling else PairConfusion.run(*arguments))[0]

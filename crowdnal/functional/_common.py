@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from crowdnal import reference
 from crowdnal.annotations import Annotations
@@ -31,10 +31,11 @@ def normalization_kind(normalization: str) -> int:
 
 
 class OpFunction(Function):
-    """Base of the Functions. `run` is `apply` without its overhead.
+    """Base of the Functions. `run` is `apply` without its overhead, which a small batch feels.
 
-    torch inspects the signature of a Function with `setup_context` on every call, which a small batch feels. Only
-    `torch.func` needs that form, so outside its transforms a twin runs whose `forward` sets up the context itself.
+    torch inspects the signature of a Function with `setup_context` on every call. Only `torch.func` needs that form, so
+    outside its transforms a twin runs whose `forward` sets up the context itself; and where nothing is recorded (as in
+    a backward pass that is not differentiated itself) only `forward` does.
     """
 
     generate_vmap_rule = True
@@ -56,7 +57,11 @@ class OpFunction(Function):
     @classmethod
     def run(cls, *inputs: Any) -> Any:
         """As `apply`."""
-        return (cls if torch._C._are_functorch_transforms_active() else cls._twin).apply(*inputs)
+        if torch._C._are_functorch_transforms_active():
+            return cls.apply(*inputs)
+        if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+            return cls.forward(*inputs)
+        return cls._twin.apply(*inputs)
 
 
 def call(op: Any, *args: Any) -> Any:
@@ -65,6 +70,13 @@ def call(op: Any, *args: Any) -> Any:
         return op(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return op(*args)
+
+
+def save(ctx: Any, *tensors: Tensor | None, forward: int) -> None:
+    """Keeps tensors for the backward pass, and the first `forward` of them for tangents if there can be any."""
+    ctx.save_for_backward(*tensors)
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        ctx.save_for_forward(*tensors[:forward])
 
 
 def index_of(annotations: Annotations) -> Index:
@@ -80,10 +92,12 @@ def add(*terms: Tensor | None) -> Any:
 
 def promote(*tensors: Tensor | None) -> list[Any]:
     """The tensors in one floating dtype, at least float32 (None stays None)."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    if dtypes == {torch.float32}:
+        return list(tensors)
     dtype = torch.float32
-    for tensor in tensors:
-        if tensor is not None:
-            dtype = torch.promote_types(dtype, tensor.dtype)
+    for other in dtypes:
+        dtype = torch.promote_types(dtype, other)
     return [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops
-from crowdnal.functional._common import Fold, OpFunction, add, call
+from crowdnal.functional._common import Fold, OpFunction, add, call, save
 from crowdnal.functional.mix import gather_rows
 
 _ops = torch.ops.crowdnal
@@ -24,13 +24,12 @@ class Evidence(OpFunction):
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         """Returns [B, C]."""
-        return call(_ops.evidence, *inputs)
+        return call(_ops.evidence.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+        save(ctx, *inputs, forward=len(inputs))
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
@@ -59,13 +58,12 @@ class Counts(OpFunction):
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         """Returns [R, K, C]."""
-        return call(_ops.counts, *inputs)
+        return call(_ops.counts.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        ctx.save_for_backward(*inputs[:7])
-        ctx.save_for_forward(*inputs[:7])
+        save(ctx, *inputs[:7], forward=7)
         ctx.sizes = inputs[7:]
 
     @staticmethod

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops, reference
-from crowdnal.functional._common import Fold, OpFunction, add, call
+from crowdnal.functional._common import Fold, OpFunction, add, call, save
 from crowdnal.functional.evidence import counts, evidence, finite, row_products
 
 _ops = torch.ops.crowdnal
@@ -24,7 +24,7 @@ class JointLink(OpFunction):
     @staticmethod
     def forward(*inputs: Any) -> Any:
         """The fused op."""
-        return call(_ops.joint_link, *inputs)
+        return call(_ops.joint_link.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -32,8 +32,7 @@ class JointLink(OpFunction):
         _, _, posterior, log_norm = output
         ctx.mark_non_differentiable(log_norm)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:8], posterior, log_norm)
-        ctx.save_for_forward(*inputs[:8])
+        save(ctx, *inputs[:8], posterior, log_norm, forward=8)
         ctx.normalization, ctx.mean = inputs[8:]
 
     @staticmethod
@@ -79,14 +78,13 @@ class JointLinkBackward(OpFunction):
     @staticmethod
     def forward(*inputs: Any) -> Any:
         """The fused op."""
-        return call(_ops.joint_link_backward, *inputs)
+        return call(_ops.joint_link_backward.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs, not `posterior` and `log_norm`: they are functions of them."""
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:10])
-        ctx.save_for_forward(*inputs[:10])
+        save(ctx, *inputs[:10], forward=10)
         ctx.normalization, ctx.mean, *ctx.needs = inputs[12:]
 
     @staticmethod

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops
-from crowdnal.functional._common import Fold, Index, OpFunction, add, call
+from crowdnal.functional._common import Fold, Index, OpFunction, add, call, save
 
 _ops = torch.ops.crowdnal
 
@@ -24,13 +24,12 @@ class Mix(OpFunction):
     @staticmethod
     def forward(scores: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
         """Returns [nnz, K]."""
-        return call(_ops.mix, scores, confusion, *index)
+        return call(_ops.mix.default, scores, confusion, *index)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+        save(ctx, *inputs, forward=len(inputs))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -59,7 +58,7 @@ class MixItems(OpFunction):
     @staticmethod
     def forward(grad: Tensor, confusion: Tensor, *index: Tensor) -> Tensor:
         """Returns [B, C]."""
-        return call(_ops.mix_items, grad, confusion, *index)
+        return call(_ops.mix_items.default, grad, confusion, *index)
 
     setup_context = Mix.setup_context
 
@@ -90,13 +89,12 @@ class MixAnnotators(OpFunction):
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         """Returns [R, C, K]."""
-        return call(_ops.mix_annotators, *inputs)
+        return call(_ops.mix_annotators.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        ctx.save_for_backward(*inputs[:6])
-        ctx.save_for_forward(*inputs[:6])
+        save(ctx, *inputs[:6], forward=6)
         ctx.num_annotators = inputs[6]
 
     @staticmethod

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops, reference
-from crowdnal.functional._common import Fold, OpFunction, add, call
+from crowdnal.functional._common import Fold, OpFunction, add, call, save
 from crowdnal.functional.mix import mix, mix_annotators, mix_items, sum_by_item
 
 _ops = torch.ops.crowdnal
@@ -23,7 +23,7 @@ class SoftmaxLink(OpFunction):
     @staticmethod
     def forward(*inputs: Any) -> Any:
         """The fused op."""
-        return call(_ops.softmax_link, *inputs)
+        return call(_ops.softmax_link.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -31,8 +31,7 @@ class SoftmaxLink(OpFunction):
         _, nll, probs = output
         ctx.mark_non_differentiable(probs)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:9], nll, probs)
-        ctx.save_for_forward(*inputs[:9])
+        save(ctx, *inputs[:9], nll, probs, forward=9)
         ctx.mean = inputs[9]
 
     @staticmethod
@@ -71,14 +70,13 @@ class SoftmaxLinkBackward(OpFunction):
     @staticmethod
     def forward(*inputs: Any) -> Any:
         """The fused op."""
-        return call(_ops.softmax_link_backward, *inputs)
+        return call(_ops.softmax_link_backward.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs, not `probs`: it is a function of them."""
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:11])
-        ctx.save_for_forward(*inputs[:11])
+        save(ctx, *inputs[:11], forward=11)
         ctx.mean, *ctx.needs = inputs[12:]
 
     @staticmethod

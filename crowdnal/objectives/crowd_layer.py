@@ -33,6 +33,11 @@ class CrowdLayer(Objective):
     ``reduction="mean"`` averages over the observed annotations. The published numbers used the former;
     ``"sum"`` divided by B·R gives it. Under Adam the two differ little, under SGD by a factor in the learning
     rate.
+
+    Args:
+        variant: see above.
+        sparse_grad: sparse gradients for W (variant MW), as :func:`crowdnal.functional.crowd_cross_entropy` does; for
+            `torch.optim.SparseAdam` or SGD.
     """
 
     name: ClassVar[str] = "crowd-layer"
@@ -45,11 +50,15 @@ class CrowdLayer(Objective):
         num_labels: int | None = None,
         reduction: Reduction = "mean",
         variant: Variant = "MW",
+        sparse_grad: bool = False,
     ) -> None:
         super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
         if variant not in get_args(Variant):
             raise ValueError(f"variant={variant!r} is unknown: use one of {', '.join(get_args(Variant))}")
+        if sparse_grad and variant != "MW":
+            raise ValueError(f"sparse_grad=True is for variant='MW': {variant} has no matrices")
         self.variant: Variant = variant
+        self.sparse_grad = sparse_grad
         self.annotators: FreeConfusion | VectorConfusion
         if variant == "MW":
             self.annotators = FreeConfusion(num_annotators, num_classes, self.num_labels)
@@ -73,8 +82,14 @@ class CrowdLayer(Objective):
     ) -> Tensor:
         p = logits.softmax(-1)
         if isinstance(self.annotators, FreeConfusion):
-            confusion = self.annotators.weight.to(p.dtype)
-            return crowd_cross_entropy(p, confusion, annotations, weight=weight, reduction=reduction)
+            return crowd_cross_entropy(
+                p,
+                self.annotators.weight,
+                annotations,
+                weight=weight,
+                reduction=reduction,
+                sparse_grad=self.sparse_grad,
+            )
         loss = F.cross_entropy(self.annotators.scores(p, annotations), annotations.label, reduction="none")
         weight, mean = reduction_weights(annotations, weight, reduction, loss.dtype)
         loss = loss if weight is None else loss * weight

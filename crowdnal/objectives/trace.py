@@ -38,6 +38,8 @@ class TraceRegularized(Objective):
             ``on_epoch_start(epoch)``.
         scope: mean trace over ``"all"`` annotators (the paper; the cost of a step grows with R) or over those
             who label something in the ``"batch"``.
+        sparse_grad: sparse gradients for the confusions, as :func:`crowdnal.functional.crowd_mixture_nll` does;
+            needs ``scope="batch"`` (or ``trace_weight=0``) and `torch.optim.SparseAdam` or SGD.
     """
 
     name: ClassVar[str] = "trace"
@@ -53,6 +55,7 @@ class TraceRegularized(Objective):
         normalization: Normalization = "softplus",
         warmup_epochs: int = 0,
         scope: Scope = "all",
+        sparse_grad: bool = False,
     ) -> None:
         super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
         if not trace_weight >= 0:
@@ -61,11 +64,20 @@ class TraceRegularized(Objective):
             raise ValueError(f"warmup_epochs={warmup_epochs!r} must be 0 or more")
         if scope not in ("all", "batch"):
             raise ValueError(f"scope={scope!r} is unknown: use 'all' or 'batch'")
+        if sparse_grad and scope == "all" and trace_weight > 0:
+            raise ValueError("sparse_grad=True needs scope='batch': the trace of all annotators has a dense gradient")
+        self.sparse_grad = sparse_grad
         self.trace_weight = trace_weight
         self.warmup_epochs = warmup_epochs
         self.scope: Scope = scope
         self.annotators = NormalizedConfusion(
-            num_annotators, num_classes, self.num_labels, normalization=normalization, on=1.0, off=-5.0
+            num_annotators,
+            num_classes,
+            self.num_labels,
+            normalization=normalization,
+            on=1.0,
+            off=-5.0,
+            sparse_grad=sparse_grad,
         )
         # a flag and not the epoch: torch.compile would compile anew for every epoch
         self._in_warmup: bool | None = None
@@ -110,11 +122,12 @@ class TraceRegularized(Objective):
     ) -> Tensor:
         return crowd_mixture_nll(
             logits.log_softmax(-1),
-            self.annotators.weight.to(logits.dtype),
+            self.annotators.weight,
             annotations,
             normalization=self.annotators.normalization,
             weight=weight,
             reduction=reduction,
+            sparse_grad=self.sparse_grad,
         )
 
     def extra_repr(self) -> str:

@@ -24,6 +24,7 @@ from crowdnal.reference.normalization import (
     log_confusion_vjp,
     log_confusion_vjp_jvp,
 )
+from crowdnal.reference.pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
 from crowdnal.reference.softmax_link import cross_entropy, residual, softmax_link, softmax_link_backward
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "SOFTPLUS",
     "activation",
     "activation_grad",
+    "add_observed",
     "counts",
     "cross_entropy",
     "em_step",
@@ -50,6 +52,9 @@ __all__ = [
     "mix_items",
     "mixture_link",
     "mixture_link_backward",
+    "observed",
+    "pair_confusion",
+    "pair_confusion_backward",
     "reduce",
     "reduce_items",
     "residual",

@@ -182,8 +182,8 @@ def parse_options(cls: type, options: tuple[str, ...]) -> dict[str, Any]:
         InputError: unknown key (listing the valid ones), or a value of another type.
     """
     parameters = inspect.signature(cls, eval_str=True).parameters
-    sizes = ("num_classes", "num_annotators", "num_labels")
-    known = {name: parameter.annotation for name, parameter in parameters.items() if name not in sizes}
+    decided = ("num_classes", "num_annotators", "num_labels", "sparse_grad")  # by the data, by the dense optimizers
+    known = {name: parameter.annotation for name, parameter in parameters.items() if name not in decided}
     values: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")

@@ -134,7 +134,7 @@ void counts(const T* values, const T* weight, const int64_t* label, const Index&
     });
     return sum_tables<T>({sums.data(), stride}, count, rows, 0, rows, classes, out);
   }
-  const MatricesOut<T> place{out, false, index, runs, shape};
+  const MatricesOut<T> place{out, index, runs, shape};
   for_each_run(index, runs, grain(classes * 4), [&](int64_t run, int64_t first, int64_t last) {
     T* matrix = place(run);
     if (last - first <= kBlock) {

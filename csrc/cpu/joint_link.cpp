@@ -119,7 +119,7 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
       for (int64_t n = begin; n < end; ++n) std::copy_n(dt + view.item[n] * shape.cols, shape.cols, each + n * shape.cols);
     });
     const GradRows<T> grad{each, nullptr, pointer<T>(weight)};
-    const MatricesOut<T> place{out, false, view, index.runs, shape};
+    const MatricesOut<T> place{out, view, index.runs, shape};
     for_each_run(view, index.runs, grain(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
       std::vector<T> own(log_norm ? 0 : shape.cols);
       const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();

@@ -30,7 +30,7 @@ void mix(const MixInput<T>& input, const Index& index, const Runs& runs, const S
 // each: [nnz, rows] to work in, for items and large matrices.
 template <class T>
 void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const Index& index, const Runs& runs,
-           const Shape& shape, T* items, T* matrices, bool compact, T* each);
+           const Shape& shape, T* items, T* matrices, T* each);
 
 // out[i, d] = sum_{n of item i} values[n, d]                                                         out: [B, width]
 template <class T>
@@ -55,12 +55,11 @@ void for_each_run(const Index& index, const Runs& runs, int64_t grain_size, cons
   });
 }
 
-// Where the matrices of the runs go: one an annotator, zero for those without annotations, or one a run (`compact`).
+// Where the matrices of the runs go: one an annotator, zero for those without annotations.
 // Every element is written once; `out` need not be zeroed.
 template <class T>
 struct MatricesOut {
   T* out;
-  bool compact;
   const Index& index;
   const Runs& runs;
   const Shape& shape;
@@ -70,7 +69,6 @@ struct MatricesOut {
 
   // The run's matrix, after zeros for the annotators between the run before and this one (and behind the last).
   T* operator()(int64_t run) const {
-    if (compact) return out + run * shape.matrix();
     const int64_t here = annotator(run);
     zero(run == 0 ? 0 : annotator(run - 1) + 1, here);
     if (run + 2 == static_cast<int64_t>(runs.size())) zero(here + 1, shape.num_annotators);
@@ -78,7 +76,7 @@ struct MatricesOut {
   }
   // What there is to do without annotations.
   void finish() const {
-    if (!compact && runs.size() == 1) zero(0, shape.num_annotators);
+    if (runs.size() == 1) zero(0, shape.num_annotators);
   }
 };
 

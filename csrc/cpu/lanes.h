@@ -50,7 +50,7 @@ CROWDNAL_INLINE void softmax_rows(T* rows, const T* factors, const Row<T, N>& ro
   for (int64_t j = 0; j < L; ++j) {
     Vec<T> e[N];
     for (int64_t i = 0; i < N; ++i) {
-      e[i] = fast_exp(load(rows + (j * N + i) * L) - shift[j]);
+      e[i] = fast_decay(load(rows + (j * N + i) * L) - shift[j]);
       if (factors) e[i] = e[i] * load(factors + (j * N + i) * L);
       store(rows + (j * N + i) * L, e[i]);
     }

@@ -37,9 +37,9 @@ void mix_large(const MixInput<T>& input, const Index& index, const Runs& runs, c
 
 template <class T>
 void unmix_large(const GradRows<T>& grad, const T* scores, const T* confusion, const Index& index, const Runs& runs,
-                 const Shape& shape, bool need_items, T* matrices, bool compact, T* each) {
+                 const Shape& shape, bool need_items, T* matrices, T* each) {
   const int64_t rows = shape.rows, cols = shape.cols;
-  const MatricesOut<T> place{matrices, compact, index, runs, shape};
+  const MatricesOut<T> place{matrices, index, runs, shape};
   for_each_run(index, runs, grain(shape.matrix()), [&](int64_t run, int64_t first, int64_t last) {
     const T* matrix = need_items ? confusion + index.annotator[index.order[first]] * shape.matrix() : nullptr;
     T* total = matrices ? place(run) : nullptr;
@@ -84,9 +84,9 @@ void mix(const MixInput<T>& input, const Index& index, const Runs& runs, const S
 
 template <class T>
 void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const Index& index, const Runs& runs,
-           const Shape& shape, T* items, T* matrices, bool compact, T* each) {
+           const Shape& shape, T* items, T* matrices, T* each) {
   if (!is_small<T>(shape)) {
-    unmix_large(grad, scores, confusion, index, runs, shape, items != nullptr, matrices, compact, each);
+    unmix_large(grad, scores, confusion, index, runs, shape, items != nullptr, matrices, each);
     if (items) sum_items<T>({each}, index, shape.rows, items);
     return;
   }
@@ -97,7 +97,7 @@ void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const I
     });
   }
   if (!matrices) return;
-  const MatricesOut<T> place{matrices, compact, index, runs, shape};
+  const MatricesOut<T> place{matrices, index, runs, shape};
   for_each_run(index, runs, grain(shape.matrix()), [&](int64_t run, int64_t first, int64_t last) {
     outer_small(grad, scores, index, shape, first, last, place(run));
   });
@@ -107,14 +107,14 @@ void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const I
 template <class T>
 void sum_items(const GradRows<T>& values, const Index& index, int64_t width, T* out) {
   parallel_for(0, index.num_items, grain(width * 4), [&](int64_t begin, int64_t end) {
-    sum_segments(values, index.indptr, begin, end, width, out);
+    sum_segments(values, index.nnz, index.indptr, begin, end, width, out);
   });
 }
 
 #define CROWDNAL_INSTANTIATE(T)                                                                            \
   template void mix<T>(const MixInput<T>&, const Index&, const Runs&, const Shape&, T*, T*);               \
   template void unmix<T>(const GradRows<T>&, const T*, const T*, const Index&, const Runs&, const Shape&,  \
-                         T*, T*, bool, T*);                                                                \
+                         T*, T*, T*);                                                                \
   template void sum_items<T>(const GradRows<T>&, const Index&, int64_t, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
@@ -146,7 +146,7 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
   Tensor out = empty(w, {index.view.num_items, shape.rows}), each = empty(w, {large ? index.view.nnz : 0, shape.rows});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    unmix<T>({pointer<T>(g)}, nullptr, pointer<T>(w), index.view, index.runs, shape, output<T>(out), nullptr, false,
+    unmix<T>({pointer<T>(g)}, nullptr, pointer<T>(w), index.view, index.runs, shape, output<T>(out), nullptr,
              output<T>(each));
   });
   return out;
@@ -162,7 +162,7 @@ Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor&
   Tensor out = empty(scores, {num_annotators, shape.rows, shape.cols});
   dispatch(z, [&](auto zero) {
     using T = decltype(zero);
-    unmix<T>({pointer<T>(g)}, pointer<T>(z), nullptr, index.view, index.runs, shape, nullptr, output<T>(out), false,
+    unmix<T>({pointer<T>(g)}, pointer<T>(z), nullptr, index.view, index.runs, shape, nullptr, output<T>(out),
              nullptr);
   });
   return out;

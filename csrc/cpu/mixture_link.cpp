@@ -202,7 +202,7 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(
                            grad_loss ? *pointer<T>(grad_loss) / count : T(0), T(-1)};
     if (need_log_probs) sum_items(grad, view, shape.cols, output<T>(dlog_probs));
     if (!need_confusion) return;
-    const MatricesOut<T> place{output<T>(dconfusion), false, view, index.runs, shape};
+    const MatricesOut<T> place{output<T>(dconfusion), view, index.runs, shape};
     for_each_share(view, index.runs, grain_of(shape, kind), [&](int64_t run, int64_t end) {
       std::vector<T> own(log_norm || kind == Normalization::kNone ? 0 : shape.cols);
       for (; run < end; ++run) {

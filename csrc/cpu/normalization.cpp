@@ -17,7 +17,7 @@ struct Softplus {
   Vec<T> value, slope;  // softplus(x), sigmoid(x)
 
   CROWDNAL_INLINE explicit Softplus(const Vec<T>& x) {
-    const Vec<T> none = Vec<T>{}, one = none + T(1), decay = fast_exp(x < none ? x : -x);
+    const Vec<T> none = Vec<T>{}, one = none + T(1), decay = fast_decay(x < none ? x : -x);
     value = (x > none ? x : none) + fast_log1p(decay);
     slope = (x < none ? decay : one) / (one + decay);
   }

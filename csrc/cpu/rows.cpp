@@ -4,30 +4,28 @@
 
 namespace crowdnal::cpu {
 
-namespace {
-
 template <class T>
-CROWDNAL_INLINE void add(const GradRows<T>& grad, int64_t n, T* __restrict out, int64_t cols) {
+CROWDNAL_CLONES void add_row(const GradRows<T>& grad, int64_t n, T* __restrict out, int64_t cols) {
   const T* values = grad.values + n * cols;
   const T u = grad.factor(n);
   for (int64_t k = 0; k < cols; ++k) out[k] += u * values[k];
   if (grad.label) out[grad.label[n]] -= u;
 }
 
-}  // namespace
-
 template <class T>
-CROWDNAL_CLONES void add_row(const GradRows<T>& grad, int64_t n, T* out, int64_t cols) {
-  add(grad, n, out, cols);
-}
-
-template <class T>
-CROWDNAL_CLONES void sum_segments(const GradRows<T>& grad, const int64_t* indptr, int64_t begin, int64_t end,
-                                  int64_t cols, T* out) {
+CROWDNAL_CLONES void sum_segments(const GradRows<T>& grad, int64_t nnz, const int64_t* indptr, int64_t begin,
+                                  int64_t end, int64_t cols, T* out) {
   for (int64_t i = begin; i < end; ++i) {
-    T* row = out + i * cols;
-    for (int64_t k = 0; k < cols; ++k) row[k] = 0;
-    for (int64_t n = indptr[i]; n < indptr[i + 1]; ++n) add(grad, n, row, cols);
+    for (int64_t k = 0; k < cols; k += kLanes<T>) {
+      Vec<T> sum = Vec<T>{};
+      for (int64_t n = indptr[i]; n < indptr[i + 1]; ++n) {
+        sum += grad.factor(n) * load_some(grad.values + n * cols + k, (nnz - n) * cols - k);
+      }
+      store_some(out + i * cols + k, sum, (end - i) * cols - k);
+    }
+    for (int64_t n = indptr[i]; grad.label && n < indptr[i + 1]; ++n) {
+      out[i * cols + grad.label[n]] -= grad.factor(n);
+    }
   }
 }
 
@@ -53,7 +51,7 @@ CROWDNAL_CLONES T softmax_row(T* h, int64_t cols) {
 #pragma omp simd reduction(max : highest)
   for (int64_t k = 0; k < cols; ++k) highest = h[k] > highest ? h[k] : highest;
   const T shift = highest == kLowest ? T(0) : highest;
-  for (int64_t k = 0; k < cols; ++k) h[k] = fast_exp(h[k] - shift);
+  for (int64_t k = 0; k < cols; ++k) h[k] = fast_decay(h[k] - shift);
 #pragma omp simd reduction(+ : sum)
   for (int64_t k = 0; k < cols; ++k) sum += h[k];
   const T inverse = sum == 0 ? T(0) : T(1) / sum;
@@ -149,7 +147,8 @@ CROWDNAL_CLONES void outer_group(const T* const* scores, const T* const* grad, T
 
 #define CROWDNAL_INSTANTIATE(T)                                                                         \
   template void add_row<T>(const GradRows<T>&, int64_t, T*, int64_t);                                   \
-  template void sum_segments<T>(const GradRows<T>&, const int64_t*, int64_t, int64_t, int64_t, T*);     \
+  template void sum_segments<T>(const GradRows<T>&, int64_t, const int64_t*, int64_t, int64_t, int64_t, \
+                                T*);                                                                    \
   template T weighted_sum<T>(const T*, const T*, int64_t);                                              \
   template T softmax_row<T>(T*, int64_t);                                                               \
   template void mix_group<T>(const T* const*, const T*, T* const*, int64_t, int64_t, int64_t);          \

@@ -30,9 +30,10 @@ constexpr int64_t kGroup = 8;
 template <class T>
 void add_row(const GradRows<T>& grad, int64_t n, T* out, int64_t cols);
 
-// out[i] = sum of the rows indptr[i]..indptr[i + 1]-1 of `grad`, for i = begin..end-1
+// out[i] = sum of the rows indptr[i]..indptr[i + 1]-1 of `grad`, which has nnz, for i = begin..end-1
 template <class T>
-void sum_segments(const GradRows<T>& grad, const int64_t* indptr, int64_t begin, int64_t end, int64_t cols, T* out);
+void sum_segments(const GradRows<T>& grad, int64_t nnz, const int64_t* indptr, int64_t begin, int64_t end,
+                  int64_t cols, T* out);
 
 // sum_n weight[n] values[n] (weight may be null), in a fixed order.
 template <class T>

@@ -55,7 +55,7 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
     const GradRows<T> grad{pointer<T>(softmax), pointer<int64_t>(labels), pointer<T>(weight), pointer<T>(grad_nll),
                            grad_loss ? *pointer<T>(grad_loss) / count : T(0)};
     unmix(grad, pointer<T>(z), pointer<T>(w), view, index.runs, shape, need_scores ? output<T>(dscores) : nullptr,
-          need_confusion ? output<T>(dconfusion) : nullptr, false, output<T>(each));
+          need_confusion ? output<T>(dconfusion) : nullptr, output<T>(each));
     if (need_shared) sum_items(grad, view, shape.cols, output<T>(dshared));
   });
   return {dscores, dconfusion, dshared};

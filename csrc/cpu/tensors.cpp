@@ -97,7 +97,7 @@ Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels) {
 }
 
 Tensor check_values(const Tensor& values, const char* name, const Tensor& like, std::initializer_list<int64_t> sizes) {
-  STD_TORCH_CHECK(values.scalar_type() == like.scalar_type(), "crowdnal: ", name, " must have the dtype of confusion");
+  STD_TORCH_CHECK(values.scalar_type() == like.scalar_type(), "crowdnal: ", name, " must have the dtype of the matrices");
   bool same = values.dim() == static_cast<int64_t>(sizes.size());
   int64_t d = 0;
   for (int64_t size : sizes) same = same && values.size(d++) == size;
