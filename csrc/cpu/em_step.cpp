@@ -18,12 +18,12 @@ struct Step {
 
   // Whether items first..last-1 have an annotator or a label that is out of range.
   CROWDNAL_INLINE bool any_outside(int64_t first, int64_t last) const {
-    bool bad = false;
-    for (int64_t n = index.indptr[first]; n < index.indptr[last]; ++n) {
-      bad |= static_cast<uint64_t>(index.annotator[n]) >= static_cast<uint64_t>(shape.num_annotators);
-      bad |= static_cast<uint64_t>(evidence.label[n]) >= static_cast<uint64_t>(shape.rows);
-    }
-    return bad;
+    const uint64_t annotators = shape.num_annotators, labels = shape.rows;
+    const int64_t begin = index.indptr[first], end = index.indptr[last];
+    uint64_t bad = 0;
+    for (int64_t n = begin; n < end; ++n) bad |= static_cast<uint64_t>(index.annotator[n]) >= annotators;
+    for (int64_t n = begin; n < end; ++n) bad |= static_cast<uint64_t>(evidence.label[n]) >= labels;
+    return bad != 0;
   }
 
   CROWDNAL_INLINE void shares(int64_t i, T* votes) const {
