@@ -1,6 +1,7 @@
 """The ops: their schemas, the native library, and what torch must know of them (fake tensors, autocast).
 
-Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz].
+Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz]; only
+`em_step`, which has no derivatives, needs neither item nor order.
 The schemas stand here, and not in C++, so that they exist without the native library too: the kernels of the
 library take precedence on their device, `crowdnal.reference` serves every other one.
 """

@@ -1,5 +1,5 @@
-// One pass of EM over the annotations: each item's posterior, and what it adds to the counts of the next M-step while its
-// annotations are at hand. Reads them in the order of the items alone, so that nothing has to be sorted.
+// One pass of EM over the annotations: each item's posterior, and what it adds to the counts of the next M-step while
+// its annotations are at hand. Reads them in the order of the items alone, so that nothing has to be sorted.
 #include <atomic>
 
 #include "cpu/evidence.h"
@@ -52,7 +52,8 @@ struct Step {
 // Returns whether all indices of items begin..end-1 were in range; `loss` is their nll. Step and table are copies: see
 // evidence.cpp.
 template <class T, int N>
-CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, const CountTable<T> table, double* loss) {
+CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, const CountTable<T> table,
+                             double* loss) {
   constexpr int64_t L = kLanes<T>;
   const Row<T, N> row(step.shape.cols);
   T block[L * N * L] = {}, log_sum[L] = {};
@@ -80,7 +81,8 @@ CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, con
 }
 
 template <class T>
-CROWDNAL_INLINE bool step_large(const Step<T>& step, int64_t begin, int64_t end, const CountTable<T>& table, double* loss) {
+CROWDNAL_INLINE bool step_large(const Step<T>& step, int64_t begin, int64_t end, const CountTable<T>& table,
+                                double* loss) {
   const int64_t classes = step.shape.cols;
   for (int64_t i = begin; i < end; ++i) {
     if (step.any_outside(i, i + 1)) return false;

@@ -10,7 +10,7 @@
 
 namespace crowdnal::cpu {
 
-// What every annotation adds to its item: weight_n times a row of `table`. A weight of 0 adds nothing, whatever the row.
+// What every annotation adds to its item: weight_n times a row of `table`; nothing for a weight of 0, whatever the row.
 template <class T>
 struct Evidence {
   const T* table;          // [rows, classes]: rows (annotator, label), or one an annotation where `label` is null
@@ -57,8 +57,8 @@ struct Prior {
   CROWDNAL_INLINE int64_t row(int64_t i) const { return shared ? 0 : i; }
 };
 
-// For `count` <= kLanes items from `first` on, in rows of N vectors: softmax(prior + evidence), and the logarithm of what
-// that was divided by.
+// For `count` <= kLanes items from `first` on, in rows of N vectors: softmax(prior + evidence), and the logarithm of
+// what that was divided by.
 template <class T, int N>
 CROWDNAL_INLINE void posterior_block(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior,
                                      const Row<T, N>& row, int64_t first, int64_t count, T* block, T* log_sum) {

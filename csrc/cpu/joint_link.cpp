@@ -116,7 +116,9 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
     const int64_t* y = pointer<int64_t>(labels);
     if (!is_normalized(kind)) return counts(dt, pointer<T>(weight), y, view, index.runs, shape, out);
     parallel_for(0, view.nnz, grain(shape.cols), [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) std::copy_n(dt + view.item[n] * shape.cols, shape.cols, each + n * shape.cols);
+      for (int64_t n = begin; n < end; ++n) {
+        std::copy_n(dt + view.item[n] * shape.cols, shape.cols, each + n * shape.cols);
+      }
     });
     const GradRows<T> grad{each, nullptr, pointer<T>(weight)};
     const MatricesOut<T> place{out, view, index.runs, shape};
