@@ -78,3 +78,21 @@ class OtherProcesses:
     def cores(self) -> float:
         now, used = self.seconds()
         return max(0.0, (used - self.start[1]) / (now - self.start[0]))
+
+
+class PeakMemory:
+    """Most resident memory since this was made, beyond what there was then (None where it cannot be told)."""
+
+    def __init__(self) -> None:
+        self.known = Path("/proc/self/clear_refs").exists()
+        if self.known:
+            Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+            self.before = self.bytes("VmRSS")
+
+    @staticmethod
+    def bytes(name: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+    def extra(self) -> int | None:
+        return max(0, self.bytes("VmHWM") - self.before) if self.known else None

@@ -7,6 +7,7 @@ from crowdnal import functional, metrics, objectives, simulation
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
 from crowdnal.datasets import CrowdDataset
+from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.objectives import CrowdLayer, MajorityVote, Objective, SoftMajorityVote, TraceRegularized
 from crowdnal.ops import backend
 from crowdnal.posterior import posterior
@@ -19,6 +20,7 @@ __all__ = [
     "CrowdLayer",
     "CrowdModel",
     "CrowdOutput",
+    "DawidSkeneResult",
     "MajorityVote",
     "Objective",
     "SoftMajorityVote",
@@ -29,6 +31,7 @@ __all__ = [
     "backend",
     "collate",
     "concat",
+    "dawid_skene",
     "functional",
     "metrics",
     "objectives",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
+from crowdnal.functional import label_counts
 
 __all__ = [
     "accuracy",
@@ -118,22 +119,12 @@ def empirical_confusion(posterior: Any, annotations: Annotations, *, smoothing: 
         )
     if not 0 <= smoothing < float("inf"):
         raise ValueError(f"smoothing must be finite and not negative, got {smoothing}")
-    labels, annotators = annotations.num_classes, annotations.num_annotators
+    labels = annotations.num_classes
     if posterior.ndim == 1:
         _check_classes(posterior, labels)
         posterior = torch.nn.functional.one_hot(posterior.long(), labels)
-    classes = posterior.shape[1]
-    cell = annotations.annotator * labels + annotations.label
-    order = torch.argsort(cell, stable=True)
-    evidence = posterior.double()[annotations.item[order]]
-    if annotations.weight is not None:
-        evidence *= annotations.weight[order, None].detach()
-    lengths = torch.bincount(cell, minlength=annotators * labels)
-    # segment_reduce of nothing is an error; one row of zeros at the end changes no sum.
-    evidence = torch.cat([evidence, evidence.new_zeros(1, classes)])
-    lengths = torch.cat([lengths, lengths.new_ones(1)])
-    counts = torch.segment_reduce(evidence, "sum", lengths=lengths, axis=0, unsafe=True)[:-1]
-    counts = counts.view(annotators, labels, classes).transpose(1, 2) + smoothing / max(labels, 1)
+    weight = None if annotations.weight is None else annotations.weight.detach()
+    counts = label_counts(posterior.double(), annotations, weight=weight).transpose(1, 2) + smoothing / max(labels, 1)
     total = counts.sum(2, keepdim=True)
     return torch.where(total > 0, counts / torch.where(total > 0, total, 1), 1 / max(labels, 1))
 

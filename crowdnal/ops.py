@@ -1,6 +1,7 @@
 """The ops: their schemas, the native library, and what torch must know of them (fake tensors, autocast).
 
-Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz].
+Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz]; only
+`em_step`, which has no derivatives, needs neither item nor order.
 The schemas stand here, and not in C++, so that they exist without the native library too: the kernels of the
 library take precedence on their device, `crowdnal.reference` serves every other one.
 """
@@ -34,6 +35,16 @@ SCHEMAS = {
     "mixture_link_backward": f"({_GRADS}, Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "Tensor posterior, Tensor? log_norm, int normalization, bool mean, bool need_log_probs, bool need_confusion) "
     "-> (Tensor log_probs_grad, Tensor confusion_grad)",
+    "evidence": f"(Tensor log_confusion, Tensor? weight, {_INDEX}, Tensor label) -> Tensor",
+    "counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, SymInt num_labels) "
+    "-> Tensor",
+    "em_step": "(Tensor? log_prior, Tensor log_confusion, Tensor? weight, Tensor indptr, Tensor annotator, "
+    "Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts, Tensor totals)",
+    "joint_link": f"(Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
+    "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior, Tensor log_norm)",
+    "joint_link_backward": f"({_GRADS}, Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
+    "Tensor posterior, Tensor? log_norm, int normalization, bool mean, bool need_log_prior, bool need_confusion) "
+    "-> (Tensor log_prior_grad, Tensor confusion_grad)",
     "pair_confusion": f"(Tensor difficulty, Tensor competence, {_INDEX}, Tensor label) "
     "-> (Tensor log_q, Tensor log_norm)",
     "pair_confusion_backward": f"(Tensor grad, Tensor difficulty, Tensor competence, {_INDEX}, Tensor label, "
@@ -132,6 +143,42 @@ def _(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     return (
         confusion.new_empty(indptr.shape[0] - 1 if need_log_probs else 0, confusion.shape[2]),
+        confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
+    )
+
+
+@torch.library.register_fake("crowdnal::evidence", lib=_library)
+def _(log_confusion, weight, indptr, item, annotator, order, label):  # type: ignore[no-untyped-def]
+    return log_confusion.new_empty(indptr.shape[0] - 1, log_confusion.shape[2])
+
+
+@torch.library.register_fake("crowdnal::counts", lib=_library)
+def _(values, weight, indptr, item, annotator, order, label, num_annotators, num_labels):  # type: ignore[no-untyped-def]
+    return values.new_empty(num_annotators, num_labels, values.shape[1])
+
+
+@torch.library.register_fake("crowdnal::em_step", lib=_library)
+def _(log_prior, log_confusion, weight, indptr, annotator, label):  # type: ignore[no-untyped-def]
+    posterior = log_confusion.new_empty(indptr.shape[0] - 1, log_confusion.shape[2])
+    counts, totals = log_confusion.new_empty(log_confusion.shape), log_confusion.new_empty(log_confusion.shape[2])
+    return log_confusion.new_empty(()), posterior, counts, totals
+
+
+@torch.library.register_fake("crowdnal::joint_link", lib=_library)
+def _(log_prior, confusion, weight, indptr, item, annotator, order, label, normalization, mean):  # type: ignore[no-untyped-def]
+    num_items, classes = indptr.shape[0] - 1, confusion.shape[2]
+    norms = 0 if normalization == reference.NONE else torch.sym_min(annotator.shape[0], confusion.shape[0])
+    nll, posterior, log_norm = (confusion.new_empty(s) for s in ((num_items,), (num_items, classes), (norms, classes)))
+    return confusion.new_empty(()), nll, posterior, log_norm
+
+
+@torch.library.register_fake("crowdnal::joint_link_backward", lib=_library)
+def _(  # type: ignore[no-untyped-def]
+    grad_loss, grad_nll, log_prior, confusion, weight, indptr, item, annotator, order, label, posterior, log_norm,
+    normalization, mean, need_log_prior, need_confusion,
+):  # fmt: skip
+    return (
+        confusion.new_empty(indptr.shape[0] - 1 if need_log_prior else 0, confusion.shape[2]),
         confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
     )
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
-from crowdnal.functional import segment_sum
+from crowdnal.functional import crowd_posterior
 
 
 def posterior(log_probs: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
@@ -38,8 +38,5 @@ def posterior(log_probs: Tensor, confusion: Tensor, annotations: Annotations) ->
             "rows are true classes"
         )
     dtype = torch.promote_types(torch.promote_types(log_probs.dtype, confusion.dtype), torch.float32)
-    likelihood = confusion[annotations.annotator, :, annotations.label].to(dtype)  # [nnz, C]
-    evidence = likelihood.clamp(min=torch.finfo(dtype).tiny).log()
-    if annotations.weight is not None:
-        evidence = evidence * annotations.weight.to(dtype)[:, None]
-    return (log_probs.to(dtype) + segment_sum(evidence, annotations)).softmax(-1)
+    log_confusion = confusion.transpose(1, 2).to(dtype).clamp(min=torch.finfo(dtype).tiny).log()
+    return crowd_posterior(log_probs.to(dtype), log_confusion, annotations, normalization="none")

@@ -10,6 +10,11 @@ STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
   m.impl("softmax_link_backward", TORCH_BOX(&softmax_link_backward_op));
   m.impl("mixture_link", TORCH_BOX(&mixture_link_op));
   m.impl("mixture_link_backward", TORCH_BOX(&mixture_link_backward_op));
+  m.impl("evidence", TORCH_BOX(&evidence_op));
+  m.impl("counts", TORCH_BOX(&counts_op));
+  m.impl("em_step", TORCH_BOX(&em_step_op));
+  m.impl("joint_link", TORCH_BOX(&joint_link_op));
+  m.impl("joint_link_backward", TORCH_BOX(&joint_link_backward_op));
   m.impl("pair_confusion", TORCH_BOX(&pair_confusion_op));
   m.impl("pair_confusion_backward", TORCH_BOX(&pair_confusion_backward_op));
 }

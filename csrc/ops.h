@@ -40,6 +40,31 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(
     const Tensor& label, const Tensor& posterior, OptionalTensor log_norm, int64_t normalization, bool mean,
     bool need_log_probs, bool need_confusion);
 
+Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                   const Tensor& annotator, const Tensor& order, const Tensor& label);
+
+Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                 const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
+                 int64_t num_labels);
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
+                                                      OptionalTensor weight, const Tensor& indptr,
+                                                      const Tensor& annotator, const Tensor& label);
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior, const Tensor& confusion,
+                                                         OptionalTensor weight, const Tensor& indptr,
+                                                         const Tensor& item, const Tensor& annotator,
+                                                         const Tensor& order, const Tensor& label,
+                                                         int64_t normalization, bool mean);
+
+std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
+                                                  const Tensor& log_prior, const Tensor& confusion,
+                                                  OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                  const Tensor& posterior, OptionalTensor log_norm,
+                                                  int64_t normalization, bool mean, bool need_log_prior,
+                                                  bool need_confusion);
+
 std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr,
                                              const Tensor& item, const Tensor& annotator, const Tensor& order,
                                              const Tensor& label);

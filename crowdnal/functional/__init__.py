@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from crowdnal import reference
 from crowdnal.annotations import Annotations
 from crowdnal.functional import mix as _mix
 from crowdnal.functional._common import (
+    Normalization,
     check_confusion,
     check_shape,
     index_of,
+    normalization_kind,
     promote,
 )
 from crowdnal.functional._reduction import Reduction, reduction_weights
 from crowdnal.functional._sparse import compact
+from crowdnal.functional.joint import crowd_marginal_nll, crowd_posterior, evidence, label_counts
 from crowdnal.functional.mixture_link import MixtureLink
 from crowdnal.functional.pair_confusion import PairConfusion
 from crowdnal.functional.softmax_link import SoftmaxLink
@@ -26,16 +26,17 @@ __all__ = [
     "Normalization",
     "Reduction",
     "crowd_cross_entropy",
+    "crowd_marginal_nll",
     "crowd_mixture_nll",
+    "crowd_posterior",
+    "evidence",
+    "label_counts",
     "mix",
     "mix_annotators",
     "mix_items",
     "pair_confusion",
     "segment_sum",
 ]
-
-Normalization = Literal["softmax", "softplus", "none"]
-_NORMALIZATIONS = {"none": reference.NONE, "softmax": reference.SOFTMAX, "softplus": reference.SOFTPLUS}
 
 
 def mix(scores: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
@@ -198,14 +199,13 @@ def crowd_mixture_nll(
     Raises:
         ValueError: if shapes do not fit, or reduction or normalization are unknown.
     """
-    if normalization not in _NORMALIZATIONS:
-        raise ValueError(f"normalization={normalization!r} is not one of {', '.join(map(repr, _NORMALIZATIONS))}")
+    kind = normalization_kind(normalization)
     check_confusion(confusion, annotations, 1)
     check_shape("log_probs", log_probs, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     log_probs, confusion = promote(log_probs, confusion)
     weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
-    each, kind = reduction == "none", _NORMALIZATIONS[normalization]
+    each = reduction == "none"
     arguments = (
         log_probs,
         confusion,

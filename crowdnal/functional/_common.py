@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from crowdnal import reference
 from crowdnal.annotations import Annotations
 
 Index = tuple[Tensor, Tensor, Tensor, Tensor]
 """indptr [B + 1], item [nnz], annotator [nnz], order [nnz]: what every op takes."""
+
+Normalization = Literal["softmax", "softplus", "none"]
+_NORMALIZATIONS = {"none": reference.NONE, "softmax": reference.SOFTMAX, "softplus": reference.SOFTPLUS}
+
+
+def normalization_kind(normalization: str) -> int:
+    """`normalization` of the ops.
+
+    Raises:
+        ValueError: if it is unknown.
+    """
+    if normalization not in _NORMALIZATIONS:
+        raise ValueError(f"normalization={normalization!r} is not one of {', '.join(map(repr, _NORMALIZATIONS))}")
+    return _NORMALIZATIONS[normalization]
 
 
 class OpFunction(Function):

@@ -14,15 +14,21 @@ from crowdnal.functional.mix import sum_by_item
 Reduction = Literal["mean", "sum", "none", "item_mean"]
 
 
+def annotation_weight(annotations: Annotations, weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The weight [nnz] of a call, by default the annotations' own; None means 1 everywhere."""
+    if weight is None:
+        weight = annotations.weight
+    if weight is None:
+        return None
+    check_shape("weight", weight, annotations.num_annotations, meaning="[num_annotations]")
+    return weight.to(dtype)
+
+
 def reduction_weights(
     annotations: Annotations, weight: Tensor | None, reduction: Reduction, dtype: torch.dtype
 ) -> tuple[Tensor | None, bool]:
     """(weight, mean) of the ops such that their `loss` is the asked reduction; weight is [nnz] or None."""
-    if weight is None:
-        weight = annotations.weight
-    if weight is not None:
-        check_shape("weight", weight, annotations.num_annotations, meaning="[num_annotations]")
-        weight = weight.to(dtype)
+    weight = annotation_weight(annotations, weight, dtype)
     if reduction in ("sum", "none"):
         return weight, False
     if reduction == "mean":

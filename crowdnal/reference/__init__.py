@@ -8,6 +8,9 @@ Differentiable by autograd; `mix` gathers nnz x C x K, which the native kernels 
 from __future__ import annotations
 
 from crowdnal.reference._terms import reduce, upstream
+from crowdnal.reference.em_step import em_step
+from crowdnal.reference.evidence import counts, evidence
+from crowdnal.reference.joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
 from crowdnal.reference.mix import mix, mix_annotators, mix_items
 from crowdnal.reference.mixture_link import log_sum, mixture_link, mixture_link_backward
 from crowdnal.reference.normalization import (
@@ -17,7 +20,9 @@ from crowdnal.reference.normalization import (
     activation,
     activation_grad,
     log_confusion,
+    log_confusion_jvp,
     log_confusion_vjp,
+    log_confusion_vjp_jvp,
 )
 from crowdnal.reference.pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
 from crowdnal.reference.softmax_link import cross_entropy, residual, softmax_link, softmax_link_backward
@@ -29,9 +34,18 @@ __all__ = [
     "activation",
     "activation_grad",
     "add_observed",
+    "counts",
     "cross_entropy",
+    "em_step",
+    "evidence",
+    "item_upstream",
+    "joint_link",
+    "joint_link_backward",
     "log_confusion",
+    "log_confusion_jvp",
     "log_confusion_vjp",
+    "log_confusion_vjp_jvp",
+    "log_marginal",
     "log_sum",
     "mix",
     "mix_annotators",
@@ -42,6 +56,7 @@ __all__ = [
     "pair_confusion",
     "pair_confusion_backward",
     "reduce",
+    "reduce_items",
     "residual",
     "softmax_link",
     "softmax_link_backward",

@@ -40,3 +40,25 @@ def log_confusion_vjp(confusion: Tensor, grad: Tensor, normalization: int) -> Te
         return grad
     probability = log_confusion(confusion, normalization).exp()
     return activation_grad(confusion, normalization) * (grad - probability * grad.sum(1, keepdim=True))
+
+
+def log_confusion_jvp(confusion: Tensor, tangent: Tensor, normalization: int) -> Tensor:
+    """Change of log A [R, K, C] when the stored confusion changes by `tangent`."""
+    if normalization == NONE:
+        return tangent
+    tangent = activation_grad(confusion, normalization) * tangent
+    return tangent - (log_confusion(confusion, normalization).exp() * tangent).sum(1, keepdim=True)
+
+
+def log_confusion_vjp_jvp(confusion: Tensor, grad: Tensor, tangent: Tensor, normalization: int) -> Tensor:
+    """Change of `log_confusion_vjp` at a fixed `grad` when the stored confusion changes by `tangent`."""
+    if normalization == NONE:
+        return confusion.new_zeros(confusion.shape)
+    column = grad.sum(1, keepdim=True)
+    probability = log_confusion(confusion, normalization).exp()
+    slope = activation_grad(confusion, normalization)
+    out = -slope * column * probability * log_confusion_jvp(confusion, tangent, normalization)
+    if normalization == SOFTPLUS:  # slope' = slope (1 - sigmoid - slope)
+        bend = slope * (1 - torch.sigmoid(confusion) - slope)
+        out = out + (grad - probability * column) * bend * tangent
+    return out

@@ -201,10 +201,33 @@ CROWDNAL_INLINE Vec<float> fast_decay(const Vec<float>& x) { return decay_of<Vec
 CROWDNAL_INLINE double fast_exp(double x) { return std::exp(x); }
 CROWDNAL_INLINE double fast_decay(double x) { return std::exp(x); }
 CROWDNAL_INLINE double fast_log(double x) { return std::log(x); }
+// Error below 2 units in the last place; 0 below -707.7, infinity above 709.78, NaN stays.
 CROWDNAL_INLINE Vec<double> fast_exp(const Vec<double>& x) {
-  Vec<double> y;
-  for (int64_t l = 0; l < kLanes<double>; ++l) y[l] = std::exp(x[l]);
-  return y;
+  using V = Vec<double>;
+  const V none = V{}, low = none - 707.7, high = none + 709.78, magic = none + 6755399441055744.0;
+  V clamped = x < low ? low : x;
+  clamped = clamped > high ? high : clamped;
+  const V shifted = clamped * 1.4426950408889634 + magic;  // holds the nearest integer in its low bits
+  const V n = shifted - magic;
+  V r = clamped - n * 6.93147180369123816490e-01;
+  r = r - n * 1.90821492927058770002e-10;
+  V p = none + 1.0 / 6227020800;  // Taylor on |r| <= ln(2) / 2
+  p = p * r + 1.0 / 479001600;
+  p = p * r + 1.0 / 39916800;
+  p = p * r + 1.0 / 3628800;
+  p = p * r + 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * (r * r) + r + 1.0;
+  const V half = bit_cast<V>((bit_cast<Bits<double>>(shifted) + 1022) << 52);  // 2^(n - 1): 2^1024 is no double
+  const V y = p * half * 2.0, infinite = none + std::numeric_limits<double>::infinity();
+  const V bounded = x > high ? infinite : (x < low ? none : y);
+  return x != x ? x : bounded;
 }
 CROWDNAL_INLINE Vec<double> fast_decay(const Vec<double>& x) { return fast_exp(x); }
 CROWDNAL_INLINE Vec<double> fast_log(const Vec<double>& x) {

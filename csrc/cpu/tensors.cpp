@@ -14,12 +14,6 @@ namespace {
 // Without the dispatcher where there is nothing to do.
 Tensor packed(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
 
-Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
-  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long, "crowdnal: ", name, " must be int64");
-  STD_TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, "crowdnal: ", name, " must have shape [", size, "]");
-  return packed(tensor);
-}
-
 // Whether a value is outside 0..bound-1.
 CROWDNAL_CLONES bool any_outside(const int64_t* values, int64_t count, int64_t bound) {
   uint64_t bad = 0;
@@ -73,6 +67,12 @@ Runs runs_of(const Index& view, int64_t num_annotators) {
 }
 
 }  // namespace
+
+Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
+  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long, "crowdnal: ", name, " must be int64");
+  STD_TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, "crowdnal: ", name, " must have shape [", size, "]");
+  return packed(tensor);
+}
 
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
                          int64_t num_annotators, int64_t num_items, bool runs) {

@@ -33,6 +33,9 @@ struct CheckedIndex {
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
                          int64_t num_annotators, int64_t num_items, bool runs);
 
+// An int64 tensor [size], contiguous.
+Tensor check_long(const Tensor& tensor, const char* name, int64_t size);
+
 // Labels [nnz] in 0..num_labels-1, contiguous.
 Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels);
 

@@ -1,0 +1,138 @@
+// Joint link: nll_i = -log sum_k prior_i[k] prod_{n of i} A_r[y_n, k]^w_n, in log space (Dawid & Skene 1979).
+// The stored confusion has the observed label outermost, as in the mixture link.
+#include "cpu/evidence.h"
+#include "cpu/normalization.h"
+#include "ops.h"
+
+namespace crowdnal::cpu {
+namespace {
+
+bool is_normalized(Normalization kind) { return kind != Normalization::kNone; }
+
+// rows[n] = log A_r[y_n] [nnz, classes]; a matrix is normalised once for all annotations of its annotator, and
+// log_norm [runs, classes] kept for the backward.
+template <class T>
+void log_rows(const T* confusion, const int64_t* label, const CheckedIndex& index, const Shape& shape,
+              Normalization kind, T* log_norm, T* rows) {
+  const std::vector<T> none(shape.cols, T(0));
+  for_each_run(index.view, index.runs, grain(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
+    const T* matrix = confusion + index.view.annotator[index.view.order[first]] * shape.matrix();
+    T* norm = log_norm + run * shape.cols;
+    log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr);
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t n = index.view.order[p];
+      log_joint(none.data(), matrix + label[n] * shape.cols, norm, shape.cols, kind, rows + n * shape.cols);
+    }
+  });
+}
+
+bool annotated(const Index& view, int64_t i) { return view.indptr[i] < view.indptr[i + 1]; }
+
+// What the loss is divided by.
+int64_t denominator(const Index& view, bool mean) {
+  int64_t count = mean ? 0 : 1;
+  for (int64_t i = 0; mean && i < view.num_items; ++i) count += annotated(view, i);
+  return std::max<int64_t>(1, count);
+}
+
+int64_t most_runs(const Index& view, const Shape& shape, Normalization kind) {
+  return is_normalized(kind) ? std::min(view.nnz, shape.num_annotators) : 0;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior, const Tensor& confusion,
+                                                         OptionalTensor weight, const Tensor& indptr,
+                                                         const Tensor& item, const Tensor& annotator,
+                                                         const Tensor& order, const Tensor& label,
+                                                         int64_t normalization, bool mean) {
+  const Tensor a = check_confusion(confusion);
+  const Shape shape = shape_of(a);  // rows = observed labels, cols = classes
+  const auto kind = static_cast<Normalization>(normalization);
+  const bool own_rows = is_normalized(kind);  // log A itself is read where it lies
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
+                                         own_rows);
+  const Index& view = index.view;
+  const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  const Tensor prior = check_values(log_prior, "log_prior", a, {view.num_items, shape.cols});
+  if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
+  Tensor loss = empty(a, {}), nll = empty(a, {view.num_items}), posterior = empty(a, {view.num_items, shape.cols});
+  Tensor log_norm = empty(a, {most_runs(view, shape, kind), shape.cols});
+  Tensor rows = empty(a, {own_rows ? view.nnz : 0, shape.cols});
+  dispatch(a, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t* y = pointer<int64_t>(labels);
+    Evidence<T> evidence{pointer<T>(a), shape.num_annotators * shape.rows, shape.rows, pointer<T>(weight), y};
+    if (own_rows) {
+      log_rows(pointer<T>(a), y, index, shape, kind, output<T>(log_norm), output<T>(rows));
+      const int64_t used = static_cast<int64_t>(index.runs.size()) - 1;
+      std::fill(output<T>(log_norm) + used * shape.cols, output<T>(log_norm) + log_norm.numel(), T(0));
+      evidence = {pointer<T>(rows), view.nnz, 0, pointer<T>(weight), nullptr};
+    }
+    const int64_t per_item = view.nnz / std::max<int64_t>(1, view.num_items) + 8;
+    parallel_for(0, view.num_items, grain(shape.cols * per_item), [&](int64_t begin, int64_t end) {
+      posteriors<T>(evidence, view, {pointer<T>(prior), false}, shape.cols, begin, end, output<T>(posterior),
+                    output<T>(nll));
+    });
+    const T total = weighted_sum(pointer<T>(nll), static_cast<const T*>(nullptr), view.num_items);
+    *output<T>(loss) = total / static_cast<T>(denominator(view, mean));
+  });
+  return {loss, nll, posterior, log_norm};
+}
+
+std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor&,
+                                                  const Tensor& confusion, OptionalTensor weight, const Tensor& indptr,
+                                                  const Tensor& item, const Tensor& annotator, const Tensor& order,
+                                                  const Tensor& label, const Tensor& posterior,
+                                                  OptionalTensor log_norm, int64_t normalization, bool mean,
+                                                  bool need_log_prior, bool need_confusion) {
+  const Tensor a = check_confusion(confusion);
+  const Shape shape = shape_of(a);
+  const auto kind = static_cast<Normalization>(normalization);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
+                                         need_confusion);
+  const Index& view = index.view;
+  const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  const Tensor s = check_values(posterior, "posterior", a, {view.num_items, shape.cols});
+  if (log_norm) log_norm = check_values(*log_norm, "log_norm", a, {most_runs(view, shape, kind), shape.cols});
+  if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
+  if (grad_loss) grad_loss = check_values(*grad_loss, "grad_loss", a, {});
+  if (grad_nll) grad_nll = check_values(*grad_nll, "grad_nll", a, {view.num_items});
+  Tensor dlog_prior = empty(a, {view.num_items, shape.cols});
+  Tensor dconfusion = empty(a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor rows = empty(a, {need_confusion && is_normalized(kind) ? view.nnz : 0, shape.cols});
+  dispatch(a, [&](auto zero) {
+    using T = decltype(zero);
+    const T scale = grad_loss ? *pointer<T>(grad_loss) / static_cast<T>(denominator(view, mean)) : T(0);
+    const T* upstream = pointer<T>(grad_nll);
+    T *dt = output<T>(dlog_prior), *out = output<T>(dconfusion), *each = output<T>(rows);
+    parallel_for(0, view.num_items, grain(shape.cols), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T u = annotated(view, i) ? scale + (upstream ? upstream[i] : T(0)) : T(0);
+        for (int64_t k = i * shape.cols; k < (i + 1) * shape.cols; ++k) dt[k] = -u * pointer<T>(s)[k];
+      }
+    });
+    if (!need_confusion) return;
+    const int64_t* y = pointer<int64_t>(labels);
+    if (!is_normalized(kind)) return counts(dt, pointer<T>(weight), y, view, index.runs, shape, out);
+    parallel_for(0, view.nnz, grain(shape.cols), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        std::copy_n(dt + view.item[n] * shape.cols, shape.cols, each + n * shape.cols);
+      }
+    });
+    const GradRows<T> grad{each, nullptr, pointer<T>(weight)};
+    const MatricesOut<T> place{out, view, index.runs, shape};
+    for_each_run(view, index.runs, grain(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
+      std::vector<T> own(log_norm ? 0 : shape.cols);
+      const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();
+      if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr);
+      through_normalization(matrix, log_norm ? pointer<T>(log_norm) + run * shape.cols : own.data(), grad, y,
+                            view.order, first, last, shape.rows, shape.cols, kind, place(run));
+    });
+    place.finish();
+  });
+  if (!need_log_prior) dlog_prior = empty(a, {0, shape.cols});
+  return {dlog_prior, dconfusion};
+}
+
+}  // namespace crowdnal::cpu
