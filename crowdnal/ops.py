@@ -217,6 +217,6 @@ def register(name: str, function: Any, vmap: Callable[..., Any]) -> None:
     torch.library.register_vmap(f"crowdnal::{name}", vmap, lib=_library)
 
 
-for _name in SCHEMAS:
+for _name in SCHEMAS.keys() - {"select"}:  # which keeps the dtype that the gradient will have
     for _device in ("cpu", "cuda"):
         torch.library.register_autocast(f"crowdnal::{_name}", _device, torch.float32, lib=_library)
