@@ -276,6 +276,10 @@ def test_errors_name_the_argument(problem: Problem) -> None:
         F.crowd_cross_entropy(p.scores, p.confusion, a, shared=p.scores)
     with pytest.raises(ValueError, match="weight has shape"):
         F.crowd_cross_entropy(p.scores, p.confusion, a, weight=p.weight[:-1])
+    with pytest.raises(ValueError, match="give shared too"):
+        F.crowd_cross_entropy(p.scores, p.confusion, a, mixing=p.mixing)
+    with pytest.raises(ValueError, match="mixing has shape"):
+        F.crowd_cross_entropy(p.scores, p.confusion, a, shared=p.shared, mixing=p.mixing[1:])
     with pytest.raises(ValueError, match="reduction='max'"):
         F.crowd_cross_entropy(p.scores, p.confusion, a, reduction="max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="normalization='sigmoid'"):
@@ -295,6 +299,22 @@ def test_functorch_transforms_agree_with_autograd(problem: Problem, which: int) 
     torch.testing.assert_close(torch.func.jacrev(torch.func.grad(loss))(scores, confusion), wanted)
     wanted = torch.autograd.functional.hessian(lambda w: loss(scores, w), confusion)
     torch.testing.assert_close(torch.func.hessian(loss, argnums=1)(scores, confusion), wanted)
+    with pytest.raises(RuntimeError, match="forward mode inside forward mode"):
+        torch.func.jacfwd(torch.func.jacfwd(loss))(scores, confusion)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_transforms_leave_nothing_in_the_annotations(which: int) -> None:
+    """What is computed once and kept must not be a tensor of a transform that has ended."""
+    problem = make_problem(5, 4, 4, 3, 3, seed=5)
+    loss = losses(problem, "none")[which]
+
+    def total(z: Tensor) -> Tensor:
+        return loss(z, problem.confusion).square().sum()
+
+    first = torch.func.jacfwd(torch.func.jacrev(total))(problem.scores)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(total))(problem.scores), first)
+    torch.testing.assert_close(torch.autograd.functional.hessian(total, problem.scores), first)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from problems import Problem, make_problem, problems
 from torch import Tensor
 
+import crowdnal
 import crowdnal.functional as F
 from crowdnal.objectives import CrowdLayer, TraceRegularized
 
@@ -119,3 +120,24 @@ def test_says_what_it_cannot_do() -> None:
     compiled = torch.compile(lambda w: cross_entropy(p, w, True), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="sparse_grad=True cannot be compiled"):
         compiled(leaf_of(p, cross_entropy))
+
+
+def test_select_copies_matrices_and_reads_nothing_else() -> None:
+    op = torch.ops.crowdnal.select
+    for dtype in (torch.float32, torch.float64):
+        confusion = torch.randn(300, 5, 7, dtype=dtype)
+        chosen = torch.randint(300, (1000,), generator=torch.Generator().manual_seed(0))
+        assert torch.equal(op(confusion, chosen), confusion[chosen])
+        assert torch.equal(op(confusion.transpose(1, 2), chosen), confusion.transpose(1, 2)[chosen])
+        assert op(confusion, chosen[:0]).shape == (0, 5, 7)
+        torch.library.opcheck(op.default, (confusion, chosen), test_utils=("test_schema", "test_faketensor"))
+    if crowdnal.backend()["cpu"] == "native":
+        with pytest.raises(RuntimeError, match=r"annotators\[1\] = 300 is out of range"):
+            op(confusion, torch.tensor([0, 300]))
+
+
+def test_half_precision_keeps_its_dtype() -> None:
+    p = make_problem(6, 9, 4, 3, 4, seed=3)
+    leaf = p.confusion.bfloat16().requires_grad_()
+    F.crowd_cross_entropy(p.scores.float(), leaf, p.annotations, sparse_grad=True).backward()
+    assert leaf.grad is not None and leaf.grad.is_sparse and leaf.grad.dtype == torch.bfloat16
