@@ -94,7 +94,11 @@ struct Max {
 // Lanes l of a where l & H is 0, of b elsewhere; `flip`: the lanes l ^ H instead.
 template <class T, int H, bool flip, int... I>
 CROWDNAL_INLINE Vec<T> halves(const Vec<T>& a, const Vec<T>& b, std::integer_sequence<int, I...>) {
+#if __has_builtin(__builtin_shufflevector)
   return __builtin_shufflevector(a, b, (((I & H) ? static_cast<int>(kLanes<T>) : 0) + (flip ? I ^ H : I))...);
+#else
+  return Vec<T>{((I & H) ? b : a)[flip ? I ^ H : I]...};
+#endif
 }
 
 // One step of `reduce`: 2 H vectors become H.
