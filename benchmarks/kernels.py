@@ -29,15 +29,17 @@ from typing import Any
 
 import torch
 from _formulations import GRID, THOUSAND, TINY, Candidate, Cell, Formulation, Op, Problem
+from _joint import JOINT_OPS
 from _machine import OtherProcesses, copy_rate, describe, product_rate, timed
 from _mixture import MIXTURE_OPS
+from _pairs import PAIR_OPS
 from _softmax import SOFTMAX_OPS
 from torch import Tensor
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 OURS = "crowdnal"
-OPS = [*SOFTMAX_OPS, *MIXTURE_OPS]
+OPS = [*SOFTMAX_OPS, *MIXTURE_OPS, *JOINT_OPS, *PAIR_OPS]
 BLOCK = 0.01  # seconds, at least, of one formulation's turn
 QUICK = ("labelme", "cifar10n")
 HOPELESS = 8  # an eager formulation this many times slower than the best is not compiled: that gained 4 times at most

@@ -165,11 +165,12 @@ class _State:
         return float(loss)
 
     def _mean_posterior(self) -> Tensor:
-        """[C], over the items that say something about it: labelled, or known."""
+        """[C], over the items that say something about it: labelled, or known. Uniform if there are none."""
         totals = self.totals
         if self.unlabelled is not None:
             totals = totals + torch.bincount(self.unlabelled, minlength=len(totals))
-        return totals / totals.sum().clamp(min=1)
+        total = totals.sum()
+        return torch.where(total > 0, totals / torch.where(total > 0, total, 1), 1 / len(totals))
 
 
 def _possible(gold: Tensor, classes: int) -> Tensor:

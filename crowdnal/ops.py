@@ -25,11 +25,12 @@ SCHEMAS = {
     "mix": f"(Tensor scores, Tensor confusion, {_INDEX}) -> Tensor",
     "mix_items": f"(Tensor grad, Tensor confusion, {_INDEX}) -> Tensor",
     "mix_annotators": f"(Tensor scores, Tensor grad, {_INDEX}, SymInt num_annotators) -> Tensor",
-    "softmax_link": f"(Tensor scores, Tensor confusion, Tensor? shared, Tensor? weight, {_INDEX}, Tensor label, "
-    "bool mean) -> (Tensor loss, Tensor nll, Tensor probs)",
-    "softmax_link_backward": f"({_GRADS}, Tensor scores, Tensor confusion, Tensor? shared, Tensor? weight, {_INDEX}, "
-    "Tensor label, Tensor probs, bool mean, bool need_scores, bool need_confusion, bool need_shared) "
-    "-> (Tensor scores_grad, Tensor confusion_grad, Tensor shared_grad)",
+    "softmax_link": f"(Tensor scores, Tensor confusion, Tensor? shared, Tensor? mixing, Tensor? weight, {_INDEX}, "
+    "Tensor label, bool mean) -> (Tensor loss, Tensor nll, Tensor probs)",
+    "softmax_link_backward": f"({_GRADS}, Tensor scores, Tensor confusion, Tensor? shared, Tensor? mixing, "
+    f"Tensor? weight, {_INDEX}, Tensor label, Tensor probs, bool mean, bool need_scores, bool need_confusion, "
+    "bool need_shared, bool need_mixing) "
+    "-> (Tensor scores_grad, Tensor confusion_grad, Tensor shared_grad, Tensor mixing_grad)",
     "mixture_link": f"(Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior, Tensor log_norm)",
     "mixture_link_backward": f"({_GRADS}, Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
@@ -110,21 +111,22 @@ def _(
 
 
 @torch.library.register_fake("crowdnal::softmax_link", lib=_library)
-def _(scores, confusion, shared, weight, indptr, item, annotator, order, label, mean):  # type: ignore[no-untyped-def]
+def _(scores, confusion, shared, mixing, weight, indptr, item, annotator, order, label, mean):  # type: ignore[no-untyped-def]
     nnz = annotator.shape[0]
     return confusion.new_empty(()), confusion.new_empty(nnz), confusion.new_empty(nnz, confusion.shape[2])
 
 
 @torch.library.register_fake("crowdnal::softmax_link_backward", lib=_library)
 def _(  # type: ignore[no-untyped-def]
-    grad_loss, grad_nll, scores, confusion, shared, weight, indptr, item, annotator, order, label, probs, mean,
-    need_scores, need_confusion, need_shared,
+    grad_loss, grad_nll, scores, confusion, shared, mixing, weight, indptr, item, annotator, order, label, probs, mean,
+    need_scores, need_confusion, need_shared, need_mixing,
 ):  # fmt: skip
     num_items = indptr.shape[0] - 1
     return (
         scores.new_empty(num_items if need_scores else 0, scores.shape[1]),
         confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
         confusion.new_empty(num_items if need_shared else 0, confusion.shape[2]),
+        confusion.new_empty(annotator.shape[0] if need_mixing else 0),
     )
 
 

@@ -18,15 +18,15 @@ Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor&
                          const Tensor& annotator, const Tensor& order, int64_t num_annotators);
 
 std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
-                                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                                   const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                                   bool mean);
+                                                   OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr,
+                                                   const Tensor& item, const Tensor& annotator, const Tensor& order,
+                                                   const Tensor& label, bool mean);
 
-std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
+std::tuple<Tensor, Tensor, Tensor, Tensor> softmax_link_backward_op(
     OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores, const Tensor& confusion,
-    OptionalTensor shared, OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
-    const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
-    bool need_shared);
+    OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+    const Tensor& annotator, const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores,
+    bool need_confusion, bool need_shared, bool need_mixing);
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
                                                            OptionalTensor weight, const Tensor& indptr,

@@ -35,6 +35,11 @@ class Problem:
         """A confusion with the observed label outermost, [R, K, C]."""
         return self.confusion.transpose(1, 2).contiguous()
 
+    @property
+    def mixing(self) -> Tensor:
+        """[nnz] in 0..1."""
+        return self.grad(1).squeeze(1).sigmoid()
+
     def grad(self, cols: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed + 1)
         return torch.randn(self.annotations.num_annotations, cols, dtype=torch.double, generator=generator)

@@ -198,6 +198,8 @@ def test_what_is_legal() -> None:
     for items, indptr in ((0, [0]), (2, [0, 0, 0])):
         empty = dawid_skene(Annotations(indptr, [], [], num_annotators=2, num_classes=3))
         assert empty.posterior.shape == (items, 3) and empty.log_likelihood[-1] == 0 and empty.converged
+    nothing = dawid_skene(Annotations([0, 2], [0, 1], [0, 1], num_annotators=2, num_classes=2, weight=[0.0, 0.0]))
+    assert nothing.posterior.tolist() == [[0.5, 0.5]] and nothing.log_likelihood[-1] == 0 and nothing.converged
 
 
 def test_ties_are_the_lowest_class() -> None:

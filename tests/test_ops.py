@@ -42,14 +42,17 @@ def arguments(problem: Problem, name: str, kind: int = reference.SOFTMAX) -> lis
         (p.shared, None, False),
     ]
     if name == "softmax_link":
-        return [(p.scores, p.confusion, s, w, *index, label, mean) for s, w, mean in options]
+        plain = [(p.scores, p.confusion, s, None, w, *index, label, mean) for s, w, mean in options]
+        return [*plain, (p.scores, p.confusion, p.shared, p.mixing, p.weight, *index, label, True)]
     if name == "softmax_link_backward":
-        probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, *index, label, True)[2]
-        rest = (p.scores, p.confusion, p.shared)
+        probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, None, *index, label, True)[2]
+        rest, mixed = (p.scores, p.confusion, p.shared, None), (p.scores, p.confusion, p.shared, p.mixing)
         return [
-            (total, None, *rest, None, *index, label, probs, True, True, True, True),
-            (None, nll_grad, *rest, p.weight, *index, label, probs, False, True, False, True),
-            (total, nll_grad, *rest, p.weight, *index, label, probs, True, False, True, False),
+            (total, None, *rest, None, *index, label, probs, True, True, True, True, False),
+            (None, nll_grad, *rest, p.weight, *index, label, probs, False, True, False, True, False),
+            (total, nll_grad, *rest, p.weight, *index, label, probs, True, False, True, False, False),
+            (total, nll_grad, *mixed, p.weight, *index, label, probs, True, True, True, True, True),
+            (total, None, *mixed, None, *index, label, probs, False, False, False, False, True),
         ]
     stored = p.stored.log_softmax(1) if kind == reference.NONE else p.stored
     if name == "mixture_link":
@@ -243,7 +246,7 @@ def test_native_ops_refuse_matrices_without_classes() -> None:
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_native_ops_refuse_labels_out_of_range(bad: int) -> None:
     args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "softmax_link")[0])
-    args[8] = args[8].clone()
-    args[8][2] = bad
+    args[9] = args[9].clone()
+    args[9][2] = bad
     with pytest.raises(RuntimeError, match=rf"label\[2\] = {bad}"):
         ops.softmax_link(*args)

@@ -121,11 +121,14 @@ def crowd_cross_entropy(
     annotations: Annotations,
     *,
     shared: Tensor | None = None,
+    mixing: Tensor | None = None,
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
     sparse_grad: bool = False,
 ) -> Tensor:
-    """Cross-entropy of softmax(scores_i W_r [+ shared_i]) against every observed label: the softmax link.
+    """Cross-entropy of softmax(h_n) against every observed label: the softmax link.
+
+    h_n = scores_i W_r [+ shared_i], or with `mixing` mixing_n shared_i + (1 - mixing_n) scores_i W_r.
 
     The link of CrowdLayer (Rodrigues & Pereira 2018, section 4), CoNAL and CCC.
 
@@ -134,6 +137,7 @@ def crowd_cross_entropy(
         confusion: [R, C, K], free weights, `[true, observed]`.
         annotations: B items, R annotators, labels in 0..K-1.
         shared: [B, K], added to the scores of all annotations of an item.
+        mixing: [nnz] in 0..1, the share of `shared` in each annotation's scores (CoNAL, Chu et al. 2021, eq. 4).
         weight: [nnz], not negative; default the annotations' own weight.
         reduction: "mean" over annotations (weighted: sum(w l) / sum(w)), "sum", "none" ([nnz], times weight), or
             "item_mean" (mean over the annotated items of each one's weighted mean).
@@ -151,14 +155,19 @@ def crowd_cross_entropy(
     check_shape("scores", scores, num_items, confusion.shape[1], meaning="[num_items, C]")
     if shared is not None:
         check_shape("shared", shared, num_items, confusion.shape[2], meaning="[num_items, num_classes]")
+    if mixing is not None:
+        if shared is None:
+            raise ValueError("mixing says how much of shared there is in each annotation: give shared too")
+        check_shape("mixing", mixing, annotations.num_annotations, meaning="[num_annotations]")
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
-    scores, confusion, shared = promote(scores, confusion, shared)
+    scores, confusion, shared, mixing = promote(scores, confusion, shared, mixing)
     weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
     each = reduction == "none"
     arguments = (
         scores,
         confusion,
         shared,
+        mixing,
         None if each else weight,
         *index,
         annotations.label,

@@ -29,7 +29,7 @@ class Evidence(OpFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        save(ctx, *inputs, forward=len(inputs))
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
@@ -63,7 +63,7 @@ class Counts(OpFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs."""
-        save(ctx, *inputs[:7], forward=7)
+        save(ctx, *inputs[:7])
         ctx.sizes = inputs[7:]
 
     @staticmethod

@@ -32,7 +32,7 @@ class JointLink(OpFunction):
         _, _, posterior, log_norm = output
         ctx.mark_non_differentiable(log_norm)
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:8], posterior, log_norm, forward=8)
+        save(ctx, *inputs[:8], posterior, log_norm)
         ctx.normalization, ctx.mean = inputs[8:]
 
     @staticmethod
@@ -63,7 +63,7 @@ class JointLink(OpFunction):
     @staticmethod
     def jvp(ctx: Any, log_prior_t: Any, confusion_t: Any, weight_t: Any, *rest: Any) -> Any:
         """d nll = -posterior . dt, t the log joint of true class and labels."""
-        log_prior, confusion, weight, *index, label = ctx.saved_tensors
+        log_prior, confusion, weight, *index, label = ctx.saved_tensors[:8]
         joint = _Joint(log_prior, confusion, weight, index, label, ctx.normalization)
         _, _, posterior = reference.log_marginal(joint.value(), index[0], ctx.mean)
         t_t = joint.tangent(log_prior_t, confusion_t, weight_t)
@@ -84,7 +84,7 @@ class JointLinkBackward(OpFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs, not `posterior` and `log_norm`: they are functions of them."""
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:10], forward=10)
+        save(ctx, *inputs[:10])
         ctx.normalization, ctx.mean, *ctx.needs = inputs[12:]
 
     @staticmethod

@@ -25,7 +25,7 @@ from crowdnal.reference.normalization import (
     log_confusion_vjp_jvp,
 )
 from crowdnal.reference.pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
-from crowdnal.reference.softmax_link import cross_entropy, residual, softmax_link, softmax_link_backward
+from crowdnal.reference.softmax_link import blend, cross_entropy, residual, softmax_link, softmax_link_backward
 
 __all__ = [
     "NONE",
@@ -33,6 +33,7 @@ __all__ = [
     "SOFTPLUS",
     "activation",
     "activation_grad",
+    "blend",
     "add_observed",
     "counts",
     "cross_entropy",

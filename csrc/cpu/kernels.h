@@ -19,7 +19,7 @@ constexpr int64_t kBlock = 512;
 // Tasks of `cost` multiply-adds each are worth another thread from this many on.
 inline int64_t grain(int64_t cost) { return std::max<int64_t>(1, 131072 / std::max<int64_t>(1, cost)); }
 
-// out[n, k] = (shared[item_n, k] or 0) + sum_c scores[item_n, c] confusion[annotator_n, c, k]        out: [nnz, cols]
+// out[n, k] = (shared[item_n, k] or 0, or mixed) + sum_c scores[item_n, c] confusion[annotator_n, c, k]        out: [nnz, cols]
 // With labels: softmax of that, and nll[n] = -log out[n, label_n]. `runs` is read for large matrices only.
 template <class T>
 void mix(const MixInput<T>& input, const Index& index, const Runs& runs, const Shape& shape, T* out, T* nll);

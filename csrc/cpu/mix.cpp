@@ -19,13 +19,18 @@ void mix_large(const MixInput<T>& input, const Index& index, const Runs& runs, c
         const int64_t n = index.order[begin + j], i = index.item[n];
         z[j] = input.scores + i * rows;
         h[j] = out + n * cols;
-        if (input.shared) {
+        if (input.shared && !input.mixing) {
           std::copy_n(input.shared + i * cols, cols, h[j]);
         } else {
           std::fill_n(h[j], cols, T(0));
         }
       }
       mix_group(z, matrix, h, count, rows, cols);
+      for (int64_t j = 0; input.mixing && j < count; ++j) {
+        const int64_t n = index.order[begin + j];
+        const T* shared = input.shared + index.item[n] * cols;
+        for (int64_t k = 0; k < cols; ++k) h[j][k] += input.mixing[n] * (shared[k] - h[j][k]);
+      }
       for (int64_t j = 0; input.label && j < count; ++j) {
         const int64_t n = index.order[begin + j];
         const T target = h[j][input.label[n]];
@@ -130,7 +135,7 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
   Tensor out = empty(w, {index.view.nnz, shape.cols});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    mix<T>({pointer<T>(z), pointer<T>(w), nullptr, nullptr}, index.view, index.runs, shape, output<T>(out), nullptr);
+    mix<T>({pointer<T>(z), pointer<T>(w), nullptr, nullptr, nullptr}, index.view, index.runs, shape, output<T>(out), nullptr);
   });
   return out;
 }

@@ -30,6 +30,18 @@ CROWDNAL_CLONES void sum_segments(const GradRows<T>& grad, int64_t nnz, const in
 }
 
 template <class T>
+CROWDNAL_CLONES void mixing_gradient(const GradRows<T>& grad, const T* shared, const T* own, const int64_t* item,
+                                     int64_t begin, int64_t end, int64_t cols, T* out) {
+  for (int64_t n = begin; n < end; ++n) {
+    const T *values = grad.values + n * cols, *s = shared + item[n] * cols, *h = own + n * cols;
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < cols; ++k) sum += values[k] * (s[k] - h[k]);
+    out[n] = grad.factor(n) * (sum - (s[grad.label[n]] - h[grad.label[n]]));
+  }
+}
+
+template <class T>
 CROWDNAL_CLONES T weighted_sum(const T* values, const T* weight, int64_t count) {
   constexpr int64_t kTerms = 16;
   double sums[kTerms] = {}, total = 0;
@@ -149,6 +161,8 @@ CROWDNAL_CLONES void outer_group(const T* const* scores, const T* const* grad, T
   template void add_row<T>(const GradRows<T>&, int64_t, T*, int64_t);                                   \
   template void sum_segments<T>(const GradRows<T>&, int64_t, const int64_t*, int64_t, int64_t, int64_t, \
                                 T*);                                                                    \
+  template void mixing_gradient<T>(const GradRows<T>&, const T*, const T*, const int64_t*, int64_t,     \
+                                   int64_t, int64_t, T*);                                               \
   template T weighted_sum<T>(const T*, const T*, int64_t);                                              \
   template T softmax_row<T>(T*, int64_t);                                                               \
   template void mix_group<T>(const T* const*, const T*, T* const*, int64_t, int64_t, int64_t);          \

@@ -8,7 +8,8 @@
 namespace crowdnal::cpu {
 
 // Rows n = u_n values_n or, with labels, u_n (values_n - onehot(label_n)): the gradient of the softmax link, made where
-// it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n).
+// it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n), of which mixing_n belongs
+// to the shared term (`share`) and the rest to the annotator's.
 template <class T>
 struct GradRows {
   const T* values;                 // [nnz, cols]
@@ -17,9 +18,12 @@ struct GradRows {
   const T* upstream = nullptr;     // [nnz] or null (0)
   T scale = T(1);
   T sign = T(1);
+  const T* mixing = nullptr;       // [nnz] or null
+  bool share = false;
 
   CROWDNAL_INLINE T factor(int64_t n) const {
-    return sign * ((weight ? scale * weight[n] : scale) + (upstream ? upstream[n] : T(0)));
+    const T u = sign * ((weight ? scale * weight[n] : scale) + (upstream ? upstream[n] : T(0)));
+    return mixing ? u * (share ? mixing[n] : T(1) - mixing[n]) : u;
   }
 };
 
@@ -34,6 +38,11 @@ void add_row(const GradRows<T>& grad, int64_t n, T* out, int64_t cols);
 template <class T>
 void sum_segments(const GradRows<T>& grad, int64_t nnz, const int64_t* indptr, int64_t begin, int64_t end,
                   int64_t cols, T* out);
+
+// out[n] = row n of `grad` . (shared[item_n] - own[n]), for n = begin..end-1
+template <class T>
+void mixing_gradient(const GradRows<T>& grad, const T* shared, const T* own, const int64_t* item, int64_t begin,
+                     int64_t end, int64_t cols, T* out);
 
 // sum_n weight[n] values[n] (weight may be null), in a fixed order.
 template <class T>

@@ -48,7 +48,7 @@ CROWDNAL_INLINE void mix_of(const MixInput<T>& in, const Index& index, const Sha
         z[b] = in.scores + index.item[n] * rows;
         w[b] = matrices.of(index.annotator[n]);
         for (int i = 0; i < N; ++i) sum[b][i] = Vec<T>{};
-        if (in.shared) row.read(in.shared, index.item[n], index.num_items, sum[b]);
+        if (in.shared && !in.mixing) row.read(in.shared, index.item[n], index.num_items, sum[b]);
       }
       for (int64_t c = 0; c < rows; ++c) {
         for (int64_t b = 0; b < kTogether; ++b) {
@@ -56,6 +56,12 @@ CROWDNAL_INLINE void mix_of(const MixInput<T>& in, const Index& index, const Sha
         }
       }
       for (int64_t b = 0; b < kTogether; ++b) {
+        if (in.mixing) {
+          const int64_t n = std::min(block + j + b, end - 1);
+          Vec<T> shared[N];
+          row.read(in.shared, index.item[n], index.num_items, shared);
+          for (int64_t i = 0; i < N; ++i) sum[b][i] += in.mixing[n] * (shared[i] - sum[b][i]);
+        }
         for (int64_t i = 0; i < N; ++i) store(h + ((j + b) * N + i) * L, sum[b][i]);
       }
     }

@@ -16,10 +16,11 @@ struct MixInput {
   const T* scores;       // [B, rows]
   const T* confusion;    // [R, rows, cols]
   const T* shared;       // [B, cols] or null
+  const T* mixing;       // [nnz] or null: the share of `shared`, 1 - mixing of the rest
   const int64_t* label;  // [nnz]; null: the scores themselves, not their softmax
 };
 
-// Annotations begin..end-1: out[n] = scores_i W_r + shared_i [nnz, cols]; with labels softmax of that, and
+// Annotations begin..end-1: out[n] = scores_i W_r + shared_i [nnz, cols] (or mixed); with labels softmax of that, and
 // nll[n] = -log out[n, label_n].
 template <class T>
 void mix_small(const MixInput<T>& input, const Index& index, const Shape& shape, int64_t begin, int64_t end, T* out,

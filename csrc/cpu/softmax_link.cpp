@@ -5,9 +5,9 @@
 namespace crowdnal::cpu {
 
 std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
-                                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                                   const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                                   bool mean) {
+                                                   OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr,
+                                                   const Tensor& item, const Tensor& annotator, const Tensor& order,
+                                                   const Tensor& label, bool mean) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
@@ -16,11 +16,14 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
   if (shared) shared = check_values(*shared, "shared", w, {view.num_items, shape.cols});
+  if (mixing) mixing = check_values(*mixing, "mixing", w, {view.nnz});
+  STD_TORCH_CHECK(shared || !mixing, "crowdnal: mixing needs shared");
   if (weight) weight = check_values(*weight, "weight", w, {view.nnz});
   Tensor loss = empty(w, {}), nll = empty(w, {view.nnz}), probs = empty(w, {view.nnz, shape.cols});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    const MixInput<T> input{pointer<T>(z), pointer<T>(w), pointer<T>(shared), pointer<int64_t>(labels)};
+    const MixInput<T> input{pointer<T>(z), pointer<T>(w), pointer<T>(shared), pointer<T>(mixing),
+                            pointer<int64_t>(labels)};
     mix(input, view, index.runs, shape, output<T>(probs), output<T>(nll));
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(weight), view.nnz);
     *output<T>(loss) = mean ? total / static_cast<T>(std::max<int64_t>(1, view.nnz)) : total;
@@ -28,11 +31,11 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
   return {loss, nll, probs};
 }
 
-std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
+std::tuple<Tensor, Tensor, Tensor, Tensor> softmax_link_backward_op(
     OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores, const Tensor& confusion,
-    OptionalTensor, OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
-    const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
-    bool need_shared) {
+    OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+    const Tensor& annotator, const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores,
+    bool need_confusion, bool need_shared, bool need_mixing) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
   const bool large = is_large(w, shape);
@@ -42,23 +45,37 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_backward_op(
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
   const Tensor softmax = check_values(probs, "probs", w, {view.nnz, shape.cols});
+  if (shared) shared = check_values(*shared, "shared", w, {view.num_items, shape.cols});
+  if (mixing) mixing = check_values(*mixing, "mixing", w, {view.nnz});
+  STD_TORCH_CHECK(shared || !need_mixing, "crowdnal: mixing needs shared");
   if (weight) weight = check_values(*weight, "weight", w, {view.nnz});
   if (grad_loss) grad_loss = check_values(*grad_loss, "grad_loss", w, {});
   if (grad_nll) grad_nll = check_values(*grad_nll, "grad_nll", w, {view.nnz});
   Tensor dscores = empty(w, {need_scores ? view.num_items : 0, shape.rows});
   Tensor dconfusion = empty(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   Tensor dshared = empty(w, {need_shared ? view.num_items : 0, shape.cols});
+  Tensor dmixing = empty(w, {need_mixing ? view.nnz : 0}), own = empty(w, {need_mixing ? view.nnz : 0, shape.cols});
   Tensor each = empty(w, {large && need_scores ? view.nnz : 0, shape.rows});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
     const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
-    const GradRows<T> grad{pointer<T>(softmax), pointer<int64_t>(labels), pointer<T>(weight), pointer<T>(grad_nll),
-                           grad_loss ? *pointer<T>(grad_loss) / count : T(0)};
+    GradRows<T> grad{pointer<T>(softmax), pointer<int64_t>(labels), pointer<T>(weight), pointer<T>(grad_nll),
+                     grad_loss ? *pointer<T>(grad_loss) / count : T(0)};
+    if (need_mixing) {
+      mix<T>({pointer<T>(z), pointer<T>(w), nullptr, nullptr, nullptr}, view, index.runs, shape, output<T>(own),
+             nullptr);
+      parallel_for(0, view.nnz, grain(shape.cols * 4), [&](int64_t begin, int64_t end) {
+        mixing_gradient(grad, pointer<T>(shared), pointer<T>(own), view.item, begin, end, shape.cols,
+                        output<T>(dmixing));
+      });
+    }
+    grad.mixing = pointer<T>(mixing);
     unmix(grad, pointer<T>(z), pointer<T>(w), view, index.runs, shape, need_scores ? output<T>(dscores) : nullptr,
           need_confusion ? output<T>(dconfusion) : nullptr, output<T>(each));
+    grad.share = true;
     if (need_shared) sum_items(grad, view, shape.cols, output<T>(dshared));
   });
-  return {dscores, dconfusion, dshared};
+  return {dscores, dconfusion, dshared, dmixing};
 }
 
 }  // namespace crowdnal::cpu
