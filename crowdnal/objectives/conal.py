@@ -11,10 +11,9 @@ from torch.nn import functional as F
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import FreeConfusion, eye, whole
 from crowdnal.functional import Reduction, crowd_cross_entropy, segment_sum
-from crowdnal.functional._common import index_of
 from crowdnal.functional._reduction import reduce_nll
-from crowdnal.functional._sparse import compact, select
-from crowdnal.functional.mix import gather_rows, mix
+from crowdnal.functional._sparse import select
+from crowdnal.functional.mix import gather_rows
 from crowdnal.noise_source import NoiseSource
 from crowdnal.objectives.base import Objective
 from crowdnal.objectives.trace import Scope, _annotators_in
@@ -158,17 +157,18 @@ class CoNAL(Objective):
         reduction: Reduction,
     ) -> Tensor:
         shared = scores @ common
-        rows = annotations.item, torch.arange(annotations.num_annotations, device=shared.device)
         if self.mixing == "logits":
-            table, index = compact(individual, annotations) if self.sparse_grad else (individual, index_of(annotations))
-            omega = source.sigmoid().unsqueeze(1)
-            h = omega * gather_rows(shared, *rows) + (1 - omega) * mix(scores, table.to(scores.dtype), index)
-            return reduce_nll(F.cross_entropy(h, annotations.label, reduction="none"), annotations, weight, reduction)
+            return crowd_cross_entropy(
+                scores, individual, annotations, shared=shared, mixing=source.sigmoid(), weight=weight,
+                reduction=reduction, sparse_grad=self.sparse_grad,
+            )  # fmt: skip
         alone = -crowd_cross_entropy(
             scores, individual, annotations, weight=torch.ones_like(source), reduction="none",
             sparse_grad=self.sparse_grad,
         )  # fmt: skip
-        together = gather_rows(shared.log_softmax(-1), *rows).gather(1, annotations.label[:, None])[:, 0]
+        every = torch.arange(annotations.num_annotations, device=shared.device)
+        together = gather_rows(shared.log_softmax(-1), annotations.item, every)
+        together = together.gather(1, annotations.label[:, None])[:, 0]
         likelihood = torch.logaddexp(F.logsigmoid(source) + together, F.logsigmoid(-source) + alone)
         return reduce_nll(-likelihood, annotations, weight, reduction)
 
