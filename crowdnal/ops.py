@@ -1,7 +1,7 @@
 """The ops: their schemas, the native library, and what torch must know of them (fake tensors, autocast).
 
 Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz]; only
-`em_step`, which has no derivatives, needs neither item nor order.
+`em_step`, which has no derivatives, needs neither item nor order; nor does `select` have any of its own.
 The schemas stand here, and not in C++, so that they exist without the native library too: the kernels of the
 library take precedence on their device, `crowdnal.reference` serves every other one.
 """
@@ -24,6 +24,7 @@ _GRADS = "Tensor? grad_loss, Tensor? grad_nll"
 SCHEMAS = {
     "mix": f"(Tensor scores, Tensor confusion, {_INDEX}) -> Tensor",
     "mix_items": f"(Tensor grad, Tensor confusion, {_INDEX}) -> Tensor",
+    "select": "(Tensor confusion, Tensor annotators) -> Tensor",
     "mix_annotators": f"(Tensor scores, Tensor grad, {_INDEX}, SymInt num_annotators) -> Tensor",
     "softmax_link": f"(Tensor scores, Tensor confusion, Tensor? shared, Tensor? mixing, Tensor? weight, {_INDEX}, "
     "Tensor label, bool mean) -> (Tensor loss, Tensor nll, Tensor probs)",
@@ -108,6 +109,11 @@ def _(
     num_annotators: int,
 ) -> Tensor:
     return scores.new_empty(num_annotators, scores.shape[1], grad.shape[1])
+
+
+@torch.library.register_fake("crowdnal::select", lib=_library)
+def _(confusion: Tensor, annotators: Tensor) -> Tensor:
+    return confusion.new_empty(annotators.shape[0], *confusion.shape[1:])
 
 
 @torch.library.register_fake("crowdnal::softmax_link", lib=_library)
@@ -211,6 +217,6 @@ def register(name: str, function: Any, vmap: Callable[..., Any]) -> None:
     torch.library.register_vmap(f"crowdnal::{name}", vmap, lib=_library)
 
 
-for _name in SCHEMAS:
+for _name in SCHEMAS.keys() - {"select"}:  # which keeps the dtype that the gradient will have
     for _device in ("cpu", "cuda"):
         torch.library.register_autocast(f"crowdnal::{_name}", _device, torch.float32, lib=_library)

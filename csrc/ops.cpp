@@ -6,6 +6,7 @@ STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
   m.impl("mix", TORCH_BOX(&mix_op));
   m.impl("mix_items", TORCH_BOX(&mix_items_op));
   m.impl("mix_annotators", TORCH_BOX(&mix_annotators_op));
+  m.impl("select", TORCH_BOX(&select_op));
   m.impl("softmax_link", TORCH_BOX(&softmax_link_op));
   m.impl("softmax_link_backward", TORCH_BOX(&softmax_link_backward_op));
   m.impl("mixture_link", TORCH_BOX(&mixture_link_op));

@@ -17,6 +17,8 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
 Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor& indptr, const Tensor& item,
                          const Tensor& annotator, const Tensor& order, int64_t num_annotators);
 
+Tensor select_op(const Tensor& confusion, const Tensor& annotators);
+
 std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
                                                    OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr,
                                                    const Tensor& item, const Tensor& annotator, const Tensor& order,

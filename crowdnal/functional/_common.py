@@ -58,10 +58,21 @@ class OpFunction(Function):
     def run(cls, *inputs: Any) -> Any:
         """As `apply`."""
         if torch._C._are_functorch_transforms_active():
+            _refuse_nested_forward_mode()
             return cls.apply(*inputs)
         if not torch.is_grad_enabled() and forward_ad._current_level < 0:
             return cls.forward(*inputs)
         return cls._twin.apply(*inputs)
+
+
+def _refuse_nested_forward_mode() -> None:
+    """torch switches forward mode off, all levels of it, while a Function's own `jvp` runs: a wrong Hessian."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack) > 1:
+        raise RuntimeError(
+            "forward mode inside forward mode (jacfwd of jacfwd) would silently be wrong for a torch Function: use "
+            "torch.func.hessian, or jacrev for one of the two"
+        )
 
 
 def call(op: Any, *args: Any) -> Any:

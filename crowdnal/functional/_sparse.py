@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from crowdnal.annotations import Annotations
-from crowdnal.functional._common import Index
+from crowdnal.functional._common import Index, call
 
 
 class _Select(Function):
@@ -17,7 +17,9 @@ class _Select(Function):
     def forward(ctx: Any, confusion: Tensor, annotators: Tensor, distinct: bool) -> Tensor:
         ctx.save_for_backward(annotators)
         ctx.size, ctx.distinct = confusion.shape, distinct
-        return confusion.index_select(0, annotators)
+        if confusion.dtype not in (torch.float32, torch.float64):
+            return confusion.index_select(0, annotators)
+        return call(torch.ops.crowdnal.select.default, confusion, annotators)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

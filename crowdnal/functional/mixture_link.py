@@ -160,11 +160,7 @@ class _Joint:
             item = self.index[1]
             terms.append(gather_rows(log_probs_t, item, torch.arange(item.shape[0], device=item.device)))
         if confusion_t is not None:
-            if self.normalization != reference.NONE:
-                probability = reference.log_confusion(self.confusion, self.normalization).exp()
-                confusion_t = reference.activation_grad(self.confusion, self.normalization) * confusion_t
-                confusion_t = confusion_t - (probability * confusion_t).sum(1, keepdim=True)
-            terms.append(self._gather(confusion_t))
+            terms.append(self._gather(reference.log_confusion_jvp(self.confusion, confusion_t, self.normalization)))
         return sum(terms[1:], terms[0]) if terms else None
 
     def second_order(self, g: Tensor, q: Tensor, confusion_t: Tensor | None, needs: Any) -> tuple[Any, Any]:
@@ -175,16 +171,8 @@ class _Joint:
         dconfusion = reference.log_confusion_vjp(self.confusion, self._scatter(q), self.normalization)
         if confusion_t is None or self.normalization == reference.NONE:
             return dlog_probs, dconfusion
-        grad = self._scatter(g)
-        column = grad.sum(1, keepdim=True)
-        probability = reference.log_confusion(self.confusion, self.normalization).exp()
-        slope = reference.activation_grad(self.confusion, self.normalization)
-        change = slope * confusion_t
-        dconfusion = dconfusion - slope * column * probability * (change - (probability * change).sum(1, keepdim=True))
-        if self.normalization == reference.SOFTPLUS:  # slope' = slope (1 - sigmoid - slope)
-            bend = slope * (1 - torch.sigmoid(self.confusion) - slope)
-            dconfusion = dconfusion + (grad - probability * column) * bend * confusion_t
-        return dlog_probs, dconfusion
+        change = reference.log_confusion_vjp_jvp(self.confusion, self._scatter(g), confusion_t, self.normalization)
+        return dlog_probs, dconfusion + change
 
 
 def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:

@@ -11,7 +11,7 @@ from crowdnal.reference._terms import reduce, upstream
 from crowdnal.reference.em_step import em_step
 from crowdnal.reference.evidence import counts, evidence
 from crowdnal.reference.joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
-from crowdnal.reference.mix import mix, mix_annotators, mix_items
+from crowdnal.reference.mix import mix, mix_annotators, mix_items, select
 from crowdnal.reference.mixture_link import log_sum, mixture_link, mixture_link_backward
 from crowdnal.reference.normalization import (
     NONE,
@@ -59,6 +59,7 @@ __all__ = [
     "reduce",
     "reduce_items",
     "residual",
+    "select",
     "softmax_link",
     "softmax_link_backward",
     "upstream",

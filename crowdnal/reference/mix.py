@@ -1,4 +1,4 @@
-"""The primitives: `mix`, `mix_items`, `mix_annotators`."""
+"""The primitives: `mix`, `mix_items`, `mix_annotators`; and `select`."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def mix_annotators(
     """out[r, c, k] = sum over annotations n of annotator r of scores[item_n, c] grad[n, k]; returns [R, C, K]."""
     outer = torch.einsum("nc,nk->nck", scores[item], grad)
     return outer.new_zeros(num_annotators, scores.shape[1], grad.shape[1]).index_add(0, annotator, outer)
+
+
+def select(confusion: Tensor, annotators: Tensor) -> Tensor:
+    """The matrices [T, C, K] of some annotators."""
+    return confusion.index_select(0, annotators)

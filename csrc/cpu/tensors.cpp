@@ -28,12 +28,16 @@ CROWDNAL_CLONES bool any_descent(const int64_t* values, int64_t count) {
   return bad != 0;
 }
 
+}  // namespace
+
 void check_range(const int64_t* values, int64_t count, const char* name, int64_t bound) {
   if (!any_outside(values, count, bound)) return;
   int64_t n = 0;
   while (values[n] >= 0 && values[n] < bound) ++n;
   STD_TORCH_CHECK(false, "crowdnal: ", name, "[", n, "] = ", values[n], " is out of range [0, ", bound, ")");
 }
+
+namespace {
 
 // indptr and item say the same.
 void check_items(const Index& view) {

@@ -36,6 +36,9 @@ CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor&
 // An int64 tensor [size], contiguous.
 Tensor check_long(const Tensor& tensor, const char* name, int64_t size);
 
+// All of them in 0..bound-1.
+void check_range(const int64_t* values, int64_t count, const char* name, int64_t bound);
+
 // Labels [nnz] in 0..num_labels-1, contiguous.
 Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels);
 
