@@ -17,7 +17,7 @@ from crowdnal.functional.mix import mix
 class NoiseSource(nn.Module):
     """``u_r · v_i`` of every annotation ``[nnz]``, the logit of ω (Chu et al. 2021, equation 3).
 
-    u is a linear map of an annotator's features, or of its one-hot identity (then ``annotators [R, d]`` holds a row
+    u is a linear map of an annotator's features, or of its one-hot identity (then ``annotators [R, d, 1]`` holds one
     for each), with a bias, and normalised; v two linear layers on the item's features, normalised unless
     ``normalize_items=False``. Starts as ``torch.nn.Linear`` does. The arguments are those of
     :class:`crowdnal.objectives.CoNAL`.
@@ -48,7 +48,7 @@ class NoiseSource(nn.Module):
         self.sparse_grad = sparse_grad
         self.register_buffer("features", annotator_features)
         inputs = num_annotators if annotator_features is None else annotator_features.shape[1]
-        self.annotators = nn.Parameter(torch.empty(inputs, embedding_dim))
+        self.annotators = nn.Parameter(torch.empty(inputs, embedding_dim, 1))
         self.bias = nn.Parameter(torch.empty(embedding_dim))
         self.hidden = nn.LazyLinear(hidden_dim) if feature_dim is None else nn.Linear(feature_dim, hidden_dim)
         self.items = nn.Linear(hidden_dim, embedding_dim)
@@ -64,9 +64,10 @@ class NoiseSource(nn.Module):
 
     def set_feature_dim(self, feature_dim: int) -> None:
         """Makes the parameters that depend on the length of an item's features; an error if it is another one."""
-        if isinstance(self.hidden, nn.LazyLinear) and self.hidden.has_uninitialized_params():
-            weight = self.hidden.weight
-            self.hidden(torch.empty(0, feature_dim, dtype=weight.dtype, device=weight.device))
+        if isinstance(self.hidden, nn.LazyLinear):
+            weight = self.hidden.weight  # its size is known where a state was loaded
+            size = feature_dim if self.hidden.has_uninitialized_params() else weight.shape[1]
+            self.hidden(torch.empty(0, size, dtype=weight.dtype, device=weight.device))  # which makes it a Linear
         if self.hidden.in_features != feature_dim:
             raise ValueError(
                 f"features have length {feature_dim} but feature_dim={self.hidden.in_features}: give the objective "
@@ -81,17 +82,22 @@ class NoiseSource(nn.Module):
         if self.normalize_items:
             items = F.normalize(items, dim=1)
         annotators, index = self._annotators(annotations, items.dtype)
-        return mix(items, annotators.unsqueeze(2), index).squeeze(1)
+        return mix(items, annotators, index).squeeze(1)
 
     def _annotators(self, annotations: Annotations, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """u of all annotators, or with sparse gradients of those present, and index tensors that count these."""
-        table: Tensor = self.annotators if self.features is None else self.features
+        """u ``[R, d, 1]`` of all annotators, or with sparse gradients those present, and index tensors that count them."""
         index: tuple[Tensor, ...] = index_of(annotations)
-        if self.sparse_grad:
-            table, index = compact(table, annotations)
         if self.features is not None:
-            table = table.to(dtype) @ self.annotators.to(dtype)
-        return F.normalize(table.to(dtype) + self.bias.to(dtype), dim=1), index
+            features = self.features
+            if self.sparse_grad:
+                features = features[annotations.touched]
+                index = annotations.indptr, annotations.item, annotations.rank, annotations.order
+            table = (features.to(dtype) @ self.annotators.squeeze(2).to(dtype)).unsqueeze(2)
+        elif self.sparse_grad:
+            table, index = compact(self.annotators, annotations)
+        else:
+            table = self.annotators
+        return F.normalize(table.to(dtype) + self.bias.to(dtype).unsqueeze(1), dim=1), index
 
     def extra_repr(self) -> str:
         """What ``print(module)`` adds."""

@@ -39,7 +39,7 @@ def test_labels_follow_the_confusion_they_are_from() -> None:
         torch.testing.assert_close(shares(mine & made.source), common, atol=0.05, rtol=0)
     likely = made.omega > made.omega.median()
     for half in (likely, ~likely):  # omega is the probability of the source
-        assert made.source[half].double().mean() == pytest.approx(made.omega[half].mean(), abs=0.01)
+        assert made.source[half].double().mean() == pytest.approx(made.omega[half].mean().item(), abs=0.01)
 
 
 @pytest.mark.parametrize("proportion", [0.0, 0.3, 0.7, 1.0])

@@ -32,6 +32,7 @@ class CoNAL(Objective):
 
     ω = sigmoid(u_r · v_i) for every annotation: u_r a normalised linear map of the annotator's features or identity,
     v_i of the item's features (two linear layers with nothing between, as in the authors' code; the paper has one).
+    As long as all matrices are equal, ω makes no difference and has no gradient: that comes with the second step.
     ``separation_weight`` times ``Σ_r ‖W_r - W_g‖`` (Frobenius, not squared) is *subtracted* from the loss.
 
     The published numbers: features are the raw input (here the input of the classifier's last layer, unless
@@ -113,7 +114,8 @@ class CoNAL(Objective):
     @torch.no_grad()
     def per_annotation_source(self, annotations: Annotations | Tensor, features: Tensor) -> Tensor:
         """ω ``[nnz]``: the probability of each annotation to come from the common confusion, whatever its label."""
-        logits = torch.zeros(len(features), self.num_classes, device=features.device)
+        # of the annotations' size, so that features that do not fit are what is complained about
+        logits = torch.zeros(len(annotations), self.num_classes, device=annotations.device)
         logits, annotations = self._inputs(logits, annotations, features)
         with torch.autocast(logits.device.type, enabled=False):
             return self.source(features.to(logits.dtype), annotations).sigmoid()
