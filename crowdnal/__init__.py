@@ -8,7 +8,7 @@ from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
-from crowdnal.objectives import CrowdLayer, MajorityVote, Objective, SoftMajorityVote, TraceRegularized
+from crowdnal.objectives import CoNAL, CrowdLayer, MajorityVote, Objective, SoftMajorityVote, TraceRegularized
 from crowdnal.ops import backend
 from crowdnal.posterior import posterior
 
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Annotations",
+    "CoNAL",
     "CrowdDataset",
     "CrowdLayer",
     "CrowdModel",

@@ -85,6 +85,8 @@ class CrowdModel(nn.Module):
         # whether classifier(pre-logits) is the model's output: structure says so, the first batch confirms
         self._single_head = self._timm and _has_linear_classifier(model)
         self._confirmed = False
+        if objective.needs_features and features is None and self._single_head:
+            objective.set_feature_dim(cast(Any, model).get_classifier().in_features)
 
     def forward(
         self, images: Tensor, annotations: Annotations | Tensor | None = None

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
 
-__all__ = ["hammer_spammer_confusions", "pair_flip_confusions", "simulate", "symmetric_confusions"]
+__all__ = [
+    "CommonAndIndividual",
+    "common_and_individual",
+    "hammer_spammer_confusions",
+    "pair_flip_confusions",
+    "simulate",
+    "symmetric_confusions",
+]
 
 Seed = int | torch.Generator
 ROUNDS = 30
@@ -137,6 +144,131 @@ def simulate(
         num_classes=labels,
         item_id=torch.arange(len(truth)),
     )
+
+
+class CommonAndIndividual(NamedTuple):
+    """What :func:`common_and_individual` made.
+
+    Attributes:
+        annotations: of the N items by R annotators.
+        common: ``[C, C]`` confusion that all annotators share.
+        individual: ``[R, C, C]`` their own.
+        source: ``[nnz]``, True where the label was drawn from the common confusion.
+        omega: ``[nnz]`` probability of that.
+    """
+
+    annotations: Annotations
+    common: Tensor
+    individual: Tensor
+    source: Tensor
+    omega: Tensor
+
+
+def common_and_individual(
+    truth: Any,
+    features: Any,
+    num_annotators: int = 30,
+    num_classes: int | None = None,
+    *,
+    pattern: Literal["asymmetric", "symmetric"] = "asymmetric",
+    common_strength: float = 0.4,
+    individual_strength: float = 0.7,
+    proportion: float = 0.5,
+    contrast: float = 1.0,
+    embedding_dim: int = 20,
+    annotations_per_item: int | Sequence[int] | Tensor = 3,
+    seed: Seed = 0,
+) -> CommonAndIndividual:
+    """Labels of which each comes from a confusion that all annotators share or from its annotator's own (Chu 2021).
+
+    A confusion is right with probability 1 - strength, else it gives one wrong class. With probability
+    ``omega = sigmoid(contrast u_r . v_i + b)`` a label is drawn from the common one; u and v are normalised random
+    linear maps of hidden annotator features and of the items' features (their equation 3), and b makes the mean of
+    omega over the annotations ``proportion``.
+
+    Args:
+        truth: ``[N]`` true classes.
+        features: ``[N, D]`` of the items.
+        num_annotators: R.
+        num_classes: C; default the largest of ``truth``, plus 1.
+        pattern: of the common confusion: ``"asymmetric"``, the wrong class of each class is drawn uniformly, or
+            ``"symmetric"``, classes are paired at random and swapped (of an odd number one stays right). The
+            individual ones are asymmetric.
+        common_strength: probability of the wrong class; the paper has 0.4 to 0.8.
+        individual_strength: the same, 0.7 in the paper.
+        proportion: of labels from the common confusion, 0 (there is none) to 1; the paper has 0 and 0.3 to 0.7.
+        contrast: 1 as in the paper hardly tells annotations apart: with 20 dimensions omega varies by 0.05. Larger
+            ones do.
+        embedding_dim: length of u, v and the hidden annotator features.
+        annotations_per_item: how many, for all items or ``[N]``.
+        seed: of all draws, or a generator.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if pattern not in ("asymmetric", "symmetric"):
+        raise ValueError(f"pattern={pattern!r} is unknown: use 'asymmetric' or 'symmetric'")
+    shares = {
+        "common_strength": common_strength, "individual_strength": individual_strength, "proportion": proportion,
+    }  # fmt: skip
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} is a probability in [0, 1], got {share}")
+    truth, items = torch.as_tensor(truth).cpu(), torch.as_tensor(features).detach().cpu().double()
+    if items.ndim != 2 or len(items) != len(truth):
+        raise ValueError(f"features must be [N, D] with N={len(truth)} as truth, got {list(items.shape)}")
+    if num_classes is None:
+        num_classes = int(truth.max()) + 1 if len(truth) else 1
+    generator = _generator(seed)
+    if pattern == "symmetric":
+        common = _swapped(num_classes, 1 - common_strength, generator)
+    else:
+        common = pair_flip_confusions(1, num_classes, 1 - common_strength, seed=generator)[0]
+    individual = pair_flip_confusions(num_annotators, num_classes, 1 - individual_strength, seed=generator)
+    own = simulate(truth, individual, annotations_per_item=annotations_per_item, seed=generator)
+    shared = simulate(truth[own.item], common[None], annotations_per_item=1, seed=generator).label
+
+    people = torch.randn(num_annotators, embedding_dim, generator=generator, dtype=torch.float64)
+    u, v = (
+        torch.nn.functional.normalize(
+            x @ torch.randn(x.shape[1], embedding_dim, generator=generator, dtype=torch.float64)
+        )
+        for x in (people, items)
+    )
+    logits = contrast * (u[own.annotator] * v[own.item]).sum(1)
+    omega = (logits + _offset(logits, proportion)).sigmoid()
+    source = torch.rand(len(omega), generator=generator, dtype=torch.float64) < omega
+    annotations = Annotations(
+        own.indptr,
+        own.annotator,
+        torch.where(source, shared, own.label),
+        num_annotators=num_annotators,
+        num_classes=num_classes,
+        item_id=own.item_id,
+    )
+    return CommonAndIndividual(annotations, common, individual, source, omega)
+
+
+def _swapped(num_classes: int, right: float, generator: torch.Generator) -> Tensor:
+    """``[C, C]``: random pairs of classes that are taken for each other with probability 1 - right."""
+    order = torch.randperm(num_classes, generator=generator)
+    partner = torch.arange(num_classes)
+    first, second = order[: num_classes // 2 * 2].view(-1, 2).unbind(1)
+    partner[first], partner[second] = second, first
+    return torch.eye(num_classes) * right + torch.nn.functional.one_hot(partner, num_classes) * (1 - right)
+
+
+def _offset(logits: Tensor, proportion: float) -> Tensor:
+    """b such that the mean of sigmoid(logits + b) is ``proportion``."""
+    if proportion in (0, 1) or len(logits) == 0:
+        return torch.tensor(-torch.inf if proportion == 0 else torch.inf, dtype=logits.dtype)
+    centre = torch.logit(torch.tensor(proportion, dtype=logits.dtype))
+    low, high = centre - logits.max(), centre - logits.min()
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = (logits + middle).sigmoid().mean() > proportion
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return (low + high) / 2
 
 
 def _choose(counts: Tensor, weights: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -41,6 +41,15 @@ def reduction_weights(
     raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none', 'item_mean'")
 
 
+def reduce_nll(nll: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
+    """The asked reduction of nll [nnz], as the fused losses reduce theirs."""
+    weight, mean = reduction_weights(annotations, weight, reduction, nll.dtype)
+    nll = nll if weight is None else nll * weight
+    if reduction == "none":
+        return nll
+    return nll.sum() / max(annotations.num_annotations, 1) if mean else nll.sum()
+
+
 def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """0 where the denominator is 0."""
     return torch.where(denominator > 0, numerator / torch.where(denominator > 0, denominator, 1.0), 0.0)

@@ -6,12 +6,13 @@ import inspect
 from typing import Any
 
 from crowdnal.objectives.base import Objective, Predict
+from crowdnal.objectives.conal import CoNAL
 from crowdnal.objectives.crowd_layer import CrowdLayer
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
 from crowdnal.objectives.trace import TraceRegularized
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    cls.name: cls for cls in (MajorityVote, SoftMajorityVote, CrowdLayer, TraceRegularized)
+    cls.name: cls for cls in (MajorityVote, SoftMajorityVote, CrowdLayer, TraceRegularized, CoNAL)
 }
 
 
@@ -33,6 +34,7 @@ def create(name: str, **kwargs: Any) -> Objective:
 
 __all__ = [
     "OBJECTIVES",
+    "CoNAL",
     "CrowdLayer",
     "MajorityVote",
     "Objective",

@@ -120,6 +120,13 @@ class Objective(nn.Module):
         """Regulariser: a scalar that ``loss`` adds once to a reduced, non-empty batch; None = none."""
         return None
 
+    def set_feature_dim(self, feature_dim: int) -> None:
+        """Tells an objective with ``needs_features`` their length D, before its first batch.
+
+        :func:`crowdnal.attach` does where the classifier is one linear layer. Parameters of that size are made here, or
+        else by the first batch: too late for an optimizer or ``DistributedDataParallel`` that wants to see them.
+        """
+
     def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
         """Call once before training. Objectives with stored posteriors need both arguments, others neither.
 

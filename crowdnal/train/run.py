@@ -152,6 +152,7 @@ class _Session:
             features = {
                 name: self._features(name, files, evaluate, mode) for name, files in sets.items() if len(files)
             }
+        self.objective.set_feature_dim(features["images"].shape[1])
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         for parameter in head.parameters():
