@@ -85,20 +85,28 @@ class CrowdModel(nn.Module):
         # whether classifier(pre-logits) is the model's output: structure says so, the first batch confirms
         self._single_head = self._timm and _has_linear_classifier(model)
         self._confirmed = False
+        if objective.needs_features and features is None and self._single_head:
+            objective.set_feature_dim(cast(Any, model).get_classifier().in_features)
 
     def forward(
         self, images: Tensor, annotations: Annotations | Tensor | None = None
     ) -> Tensor | CrowdOutput:
-        """Logits of images, and with annotations the loss.
+        """Logits of images (the objective's, where it predicts in a way of its own), and with annotations the loss.
 
         Args:
             images: whatever the backbone takes, B items first.
             annotations: of the same B items, or a dense ``[B, R]`` tensor with -1 where there is no label.
         """
-        if annotations is None:
+        if annotations is None and not self.objective.predicts:
             return self._logits(self.backbone(images))
         logits, features = self.logits_and_features(images)
-        return CrowdOutput(self.objective(logits, annotations, features), logits)
+        if annotations is None:
+            return self.objective.predict(logits, features)
+        loss = self.objective(logits, annotations, features)
+        if self.objective.predicts:
+            with torch.no_grad():
+                logits = self.objective.predict(logits, features)
+        return CrowdOutput(loss, logits)
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits ``[B, C]`` and, where the objective needs them, features ``[B, D]``: what it is given."""

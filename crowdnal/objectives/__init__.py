@@ -7,11 +7,19 @@ from typing import Any
 
 from crowdnal.objectives.base import Objective, Predict
 from crowdnal.objectives.crowd_layer import CrowdLayer
+from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
+from crowdnal.objectives.max_mig import MaxMIG
+from crowdnal.objectives.overparametrized import OverparametrizedCrowdLayer
 from crowdnal.objectives.trace import TraceRegularized
+from crowdnal.objectives.union_net import UnionNet
+from crowdnal.objectives.weighted_doctor_net import WeightedDoctorNet
 
 OBJECTIVES: dict[str, type[Objective]] = {
     cls.name: cls for cls in (MajorityVote, SoftMajorityVote, CrowdLayer, TraceRegularized)
+}
+OBJECTIVES |= {
+    cls.name: cls for cls in (OverparametrizedCrowdLayer, UnionNet, DoctorNet, WeightedDoctorNet, MaxMIG)
 }
 
 
@@ -34,10 +42,15 @@ def create(name: str, **kwargs: Any) -> Objective:
 __all__ = [
     "OBJECTIVES",
     "CrowdLayer",
+    "DoctorNet",
     "MajorityVote",
+    "MaxMIG",
     "Objective",
+    "OverparametrizedCrowdLayer",
     "Predict",
     "SoftMajorityVote",
     "TraceRegularized",
+    "UnionNet",
+    "WeightedDoctorNet",
     "create",
 ]

@@ -108,6 +108,15 @@ class Objective(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             return self._posterior(logits, annotations, features)
 
+    def predict(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Logits ``[B, C]`` of the true class: the classifier's own, unless the method predicts in a way of its own."""
+        return logits
+
+    @property
+    def predicts(self) -> bool:
+        """Whether :meth:`predict` is the method's own."""
+        return type(self).predict is not Objective.predict
+
     def confusion(self) -> Tensor:
         """``[R, C, K]``, detached: row = true class, column = observed label, rows sum to 1."""
         raise NotImplementedError
@@ -119,6 +128,13 @@ class Objective(nn.Module):
     def penalty(self, annotations: Annotations) -> Tensor | None:
         """Regulariser: a scalar that ``loss`` adds once to a reduced, non-empty batch; None = none."""
         return None
+
+    def set_feature_dim(self, feature_dim: int) -> None:
+        """Tells an objective with ``needs_features`` their length D, before its first batch.
+
+        :func:`crowdnal.attach` does where the classifier is one linear layer. Parameters of that size are made here, or
+        else by the first batch: too late for an optimizer or ``DistributedDataParallel`` that wants to see them.
+        """
 
     def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
         """Call once before training. Objectives with stored posteriors need both arguments, others neither.

@@ -182,7 +182,8 @@ def parse_options(cls: type, options: tuple[str, ...]) -> dict[str, Any]:
         InputError: unknown key (listing the valid ones), or a value of another type.
     """
     parameters = inspect.signature(cls, eval_str=True).parameters
-    decided = ("num_classes", "num_annotators", "num_labels", "sparse_grad")  # by the data, by the dense optimizers
+    # by the data, by the dense optimizers
+    decided = ("num_classes", "num_annotators", "num_labels", "sparse_grad", "feature_dim", "annotator_features")
     known = {name: parameter.annotation for name, parameter in parameters.items() if name not in decided}
     values: dict[str, Any] = {}
     for option in options:
