@@ -8,7 +8,19 @@ from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
-from crowdnal.objectives import CoNAL, CrowdLayer, MajorityVote, Objective, SoftMajorityVote, TraceRegularized
+from crowdnal.objectives import (
+    CoNAL,
+    CrowdLayer,
+    DoctorNet,
+    MajorityVote,
+    MaxMIG,
+    Objective,
+    OverparametrizedCrowdLayer,
+    SoftMajorityVote,
+    TraceRegularized,
+    UnionNet,
+    WeightedDoctorNet,
+)
 from crowdnal.ops import backend
 from crowdnal.posterior import posterior
 
@@ -22,11 +34,16 @@ __all__ = [
     "CrowdModel",
     "CrowdOutput",
     "DawidSkeneResult",
+    "DoctorNet",
     "MajorityVote",
+    "MaxMIG",
     "Objective",
+    "OverparametrizedCrowdLayer",
     "SoftMajorityVote",
     "TraceRegularized",
+    "UnionNet",
     "Vocabulary",
+    "WeightedDoctorNet",
     "as_annotations",
     "attach",
     "backend",

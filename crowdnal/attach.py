@@ -91,16 +91,22 @@ class CrowdModel(nn.Module):
     def forward(
         self, images: Tensor, annotations: Annotations | Tensor | None = None
     ) -> Tensor | CrowdOutput:
-        """Logits of images, and with annotations the loss.
+        """Logits of images (the objective's, where it predicts in a way of its own), and with annotations the loss.
 
         Args:
             images: whatever the backbone takes, B items first.
             annotations: of the same B items, or a dense ``[B, R]`` tensor with -1 where there is no label.
         """
-        if annotations is None:
+        if annotations is None and not self.objective.predicts:
             return self._logits(self.backbone(images))
         logits, features = self.logits_and_features(images)
-        return CrowdOutput(self.objective(logits, annotations, features), logits)
+        if annotations is None:
+            return self.objective.predict(logits, features)
+        loss = self.objective(logits, annotations, features)
+        if self.objective.predicts:
+            with torch.no_grad():
+                logits = self.objective.predict(logits, features)
+        return CrowdOutput(loss, logits)
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits ``[B, C]`` and, where the objective needs them, features ``[B, D]``: what it is given."""

@@ -15,6 +15,7 @@ from crowdnal import reference
 from crowdnal.annotations import Annotations
 from crowdnal.functional._sparse import select
 from crowdnal.functional.mix import gather_rows
+from crowdnal.metrics import empirical_confusion
 
 Normalization = Literal["softmax", "softplus"]
 
@@ -22,6 +23,16 @@ Normalization = Literal["softmax", "softplus"]
 def eye(num_classes: int, num_labels: int) -> Tensor:
     """Rectangular identity ``[C, K]``: ones where true class and observed label have the same index."""
     return torch.eye(num_classes, num_labels)
+
+
+def vote_log_confusion(annotations: Annotations, offset: float) -> Tensor:
+    """``log(A + offset)`` ``[R, K, C]`` (K = C), A counted as if an item's mean vote were its true class: a start.
+
+    ``A_r[k, y] = Σ_i Q_i[k] 1[y_ir = y] / Σ_i Q_i[k]`` over the items i that r labelled; uniform without evidence.
+    """
+    votes = annotations.votes()
+    votes = votes / votes.sum(1, keepdim=True).clamp(min=torch.finfo(votes.dtype).tiny)
+    return (empirical_confusion(votes, annotations) + offset).log().transpose(1, 2)
 
 
 def whole(parameter: Tensor) -> Tensor:

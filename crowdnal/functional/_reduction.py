@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crowdnal.annotations import Annotations
 from crowdnal.functional._common import check_shape, index_of
-from crowdnal.functional.mix import sum_by_item
+from crowdnal.functional.mix import gather_rows, sum_by_item
 
 Reduction = Literal["mean", "sum", "none", "item_mean"]
 
@@ -41,8 +41,13 @@ def reduction_weights(
     raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none', 'item_mean'")
 
 
-def reduce_nll(nll: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
-    """The asked reduction of nll [nnz], as the fused losses reduce theirs."""
+def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """0 where the denominator is 0."""
+    return torch.where(denominator > 0, numerator / torch.where(denominator > 0, denominator, 1.0), 0.0)
+
+
+def reduce(nll: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
+    """nll [nnz] of the annotations, reduced (or, for "none", weighted) as by the fused losses."""
     weight, mean = reduction_weights(annotations, weight, reduction, nll.dtype)
     nll = nll if weight is None else nll * weight
     if reduction == "none":
@@ -50,9 +55,10 @@ def reduce_nll(nll: Tensor, annotations: Annotations, weight: Tensor | None, red
     return nll.sum() / max(annotations.num_annotations, 1) if mean else nll.sum()
 
 
-def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """0 where the denominator is 0."""
-    return torch.where(denominator > 0, numerator / torch.where(denominator > 0, denominator, 1.0), 0.0)
+def rows_of_items(values: Tensor, annotations: Annotations) -> Tensor:
+    """The value [B] of each annotation's item, [nnz]; the gradient is summed in a fixed order."""
+    order = torch.arange(annotations.num_annotations, device=values.device)
+    return gather_rows(values.unsqueeze(1), annotations.item, order).squeeze(1)
 
 
 def sum_rows(values: Tensor, annotations: Annotations) -> Tensor:

@@ -8,11 +8,19 @@ from typing import Any
 from crowdnal.objectives.base import Objective, Predict
 from crowdnal.objectives.conal import CoNAL
 from crowdnal.objectives.crowd_layer import CrowdLayer
+from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
+from crowdnal.objectives.max_mig import MaxMIG
+from crowdnal.objectives.overparametrized import OverparametrizedCrowdLayer
 from crowdnal.objectives.trace import TraceRegularized
+from crowdnal.objectives.union_net import UnionNet
+from crowdnal.objectives.weighted_doctor_net import WeightedDoctorNet
 
 OBJECTIVES: dict[str, type[Objective]] = {
     cls.name: cls for cls in (MajorityVote, SoftMajorityVote, CrowdLayer, TraceRegularized, CoNAL)
+}
+OBJECTIVES |= {
+    cls.name: cls for cls in (OverparametrizedCrowdLayer, UnionNet, DoctorNet, WeightedDoctorNet, MaxMIG)
 }
 
 
@@ -36,10 +44,15 @@ __all__ = [
     "OBJECTIVES",
     "CoNAL",
     "CrowdLayer",
+    "DoctorNet",
     "MajorityVote",
+    "MaxMIG",
     "Objective",
+    "OverparametrizedCrowdLayer",
     "Predict",
     "SoftMajorityVote",
     "TraceRegularized",
+    "UnionNet",
+    "WeightedDoctorNet",
     "create",
 ]

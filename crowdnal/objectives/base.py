@@ -108,6 +108,15 @@ class Objective(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             return self._posterior(logits, annotations, features)
 
+    def predict(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Logits ``[B, C]`` of the true class: the classifier's own, unless the method predicts in a way of its own."""
+        return logits
+
+    @property
+    def predicts(self) -> bool:
+        """Whether :meth:`predict` is the method's own."""
+        return type(self).predict is not Objective.predict
+
     def confusion(self) -> Tensor:
         """``[R, C, K]``, detached: row = true class, column = observed label, rows sum to 1."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import FreeConfusion, eye, whole
 from crowdnal.functional import Reduction, crowd_cross_entropy, segment_sum
-from crowdnal.functional._reduction import reduce_nll
+from crowdnal.functional._reduction import reduce
 from crowdnal.functional._sparse import select
 from crowdnal.functional.mix import gather_rows
 from crowdnal.noise_source import NoiseSource
@@ -172,7 +172,7 @@ class CoNAL(Objective):
         together = gather_rows(shared.log_softmax(-1), annotations.item, every)
         together = together.gather(1, annotations.label[:, None])[:, 0]
         likelihood = torch.logaddexp(F.logsigmoid(source) + together, F.logsigmoid(-source) + alone)
-        return reduce_nll(-likelihood, annotations, weight, reduction)
+        return reduce(-likelihood, annotations, weight, reduction)
 
     def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         assert features is not None

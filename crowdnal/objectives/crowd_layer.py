@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import FreeConfusion, VectorConfusion
 from crowdnal.functional import Reduction, crowd_cross_entropy
-from crowdnal.functional._reduction import reduction_weights
+from crowdnal.functional._reduction import reduce
 from crowdnal.objectives.base import Objective
 
 Variant = Literal["MW", "VW", "VB", "VW+B"]
@@ -91,11 +91,7 @@ class CrowdLayer(Objective):
                 sparse_grad=self.sparse_grad,
             )
         loss = F.cross_entropy(self.annotators.scores(p, annotations), annotations.label, reduction="none")
-        weight, mean = reduction_weights(annotations, weight, reduction, loss.dtype)
-        loss = loss if weight is None else loss * weight
-        if reduction == "none":
-            return loss
-        return loss.sum() / max(annotations.num_annotations, 1) if mean else loss.sum()
+        return reduce(loss, annotations, weight, reduction)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""

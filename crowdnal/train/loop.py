@@ -224,7 +224,7 @@ class Trainer:
 
     @torch.no_grad()
     def predict(self, split: str, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits ``[n, C]`` in evaluation mode, and features where the objective needs them."""
+        """The objective's logits ``[n, C]`` in evaluation mode, and features where the objective needs them."""
         self.model.eval()
         logits, features = [], []
         if not len(rows):
@@ -232,7 +232,7 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp):
             for inputs in self.inputs.evaluate(split, rows):
                 block, feature = self.model.logits_and_features(inputs)
-                logits.append(block.float())
+                logits.append(self.model.objective.predict(block, feature).float())
                 if feature is not None:
                     features.append(feature.float())
         return torch.cat(logits), torch.cat(features) if features else None

@@ -75,6 +75,7 @@ def run(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None 
     loaded = _input_errors(data_module.load, config)
     if recorded is not None and recorded["data"] != loaded.fingerprint:
         raise InputError(f"--resume: the files of annotations, labels or images changed since {config.out} was begun")
+    seed_everything(derive_seed(config.seed, "objective"))
     objective = _input_errors(kind, len(loaded.classes), loaded.annotations.num_annotators, **options)
     seed_everything(derive_seed(config.seed, "model"))
     model, origin = create_model(config, len(loaded.classes))
@@ -199,6 +200,11 @@ class _Session:
             selected_accuracy = progress.history[progress.selected_epoch - 1]["test_accuracy"]
             self._save_selected(trainer.model)
         outputs.save_model(out, self.model, self.objective, self.data.classes, self.input_size)
+        if self.objective.predicts:
+            self.reporter.say(
+                f"note: model.safetensors is the classifier alone; {config.objective} predicts with "
+                "objective.safetensors on its features"
+            )
         a = self.data.annotations
         found: dict[str, Any] = {
             "crowdnal": crowdnal.__version__,

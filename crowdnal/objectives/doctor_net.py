@@ -1,0 +1,155 @@
+"""DoctorNet: Guan et al., Who Said What: Modeling Individual Labelers Improves Classification, AAAI 2018."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from crowdnal.annotations import Annotations
+from crowdnal.functional import Reduction, crowd_cross_entropy
+from crowdnal.objectives._blocks import logsumexp_in_blocks
+from crowdnal.objectives.base import Objective
+
+Heads = Literal["separate", "residual"]
+
+_BLOCK = 4096  # scores (annotators times labels) of an item that are there at a time
+_ITEMS = 4096  # items of which they are
+
+
+class DoctorNet(Objective):
+    """Cross-entropy of each label against its annotator's own softmax head on shared features; predict their mean.
+
+    Every annotator counts the same in the mean, however much they label. Training costs one head an annotation;
+    predicting one head an annotator and item, in blocks. The prediction is not the classifier's:
+    :meth:`predict` makes it from features, and ``CrowdModel(images)`` and ``crowdnal train`` use it. The heads do not
+    model confusions.
+
+    Args:
+        feature_dim: D, length of the features; None: ``crowdnal.attach`` and ``crowdnal train`` find it.
+        heads: ``"separate"`` (the paper): linear layers, drawn as `torch.nn.Linear` is. The classifier's own last
+            layer is then neither used nor trained. ``"residual"``: what a head adds to the classifier's logits,
+            started at 0. The same heads can be reached, the classifier learns what they share, and without the
+            objective the backbone is a classifier still.
+    """
+
+    name: ClassVar[str] = "doctor-net"
+    needs_features = True
+    models_annotators = False
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None = None,
+        reduction: Reduction = "mean",
+        feature_dim: int | None = None,
+        heads: Heads = "separate",
+    ) -> None:
+        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        self._needs_square(type(self).__name__)
+        if heads not in get_args(Heads):
+            raise ValueError(f"heads={heads!r} is unknown: use one of {', '.join(get_args(Heads))}")
+        self.heads: Heads = heads
+        self.feature_dim: int | None = None
+        self.weight: nn.Parameter | None
+        self.register_parameter("weight", None)
+        if feature_dim is not None:
+            self.set_feature_dim(feature_dim)
+
+    def set_feature_dim(self, feature_dim: int) -> None:
+        """Makes the heads: ``weight [R, D + 1, C]``, the last row of each is its bias."""
+        if isinstance(feature_dim, bool) or not isinstance(feature_dim, int) or feature_dim < 1:
+            raise ValueError(f"feature_dim={feature_dim!r} must be a positive integer")
+        if self.feature_dim not in (None, feature_dim):
+            raise ValueError(f"the features have length {feature_dim}, but feature_dim={self.feature_dim} was given")
+        if self.feature_dim is not None:
+            return
+        self.feature_dim = feature_dim
+        device = next((parameter.device for parameter in self.parameters()), None)
+        self.weight = nn.Parameter(torch.empty(self.num_annotators, feature_dim + 1, self.num_classes, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to the start."""
+        if self.weight is not None and self.feature_dim is not None:
+            bound = 0.0 if self.heads == "residual" else 1 / math.sqrt(self.feature_dim)
+            nn.init.uniform_(self.weight, -bound, bound)
+
+    def predict(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Log of the mean of the heads' probabilities, ``[B, C]``."""
+        with torch.autocast(logits.device.type, enabled=False):
+            heads, log_weights = self._heads(), self._log_weights()
+            dtype = torch.promote_types(torch.promote_types(logits.dtype, heads.dtype), torch.float32)
+            return self._log_average(logits.to(dtype), features, heads, log_weights)
+
+    def confusion(self) -> Tensor:
+        """The heads have none."""
+        raise RuntimeError(
+            f"{type(self).__name__} does not model confusions: estimate them with "
+            "crowdnal.metrics.empirical_confusion(probabilities, annotations)"
+        )
+
+    def _log_weights(self) -> Tensor:
+        """Log of every head's share in the mean, ``[R]``."""
+        return self._heads().new_full((self.num_annotators,), -math.log(self.num_annotators))
+
+    def _heads(self) -> Tensor:
+        if self.weight is None:
+            raise ValueError(
+                f"{type(self).__name__} does not know the size of the features: give feature_dim=..., or let "
+                "crowdnal.attach find it before the optimizer is made"
+            )
+        return self.weight
+
+    def _augmented(self, features: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Features with a column of ones, ``[B, D + 1]``."""
+        if features is None or features.dim() != 2 or features.shape[1] + 1 != self._heads().shape[1]:
+            shape = None if features is None else list(features.shape)
+            raise ValueError(f"features is {shape} but the heads were made for [B, feature_dim={self.feature_dim}]")
+        return torch.cat([features.to(dtype), features.new_ones(len(features), 1, dtype=dtype)], 1)
+
+    def _log_average(
+        self, logits: Tensor, features: Tensor | None, heads: Tensor, log_weights: Tensor
+    ) -> Tensor:
+        x = self._augmented(features, logits.dtype)
+        if len(logits) > _ITEMS:
+            parts = zip(logits.split(_ITEMS), x[:, :-1].split(_ITEMS), strict=True)
+            return torch.cat([self._log_average(*part, heads, log_weights) for part in parts])
+
+        def average(heads: Tensor, log_weights: Tensor) -> Tensor:
+            scores = torch.einsum("bd,rdk->brk", x, heads)
+            scores = scores + logits.unsqueeze(1) if self.heads == "residual" else scores
+            return (scores.log_softmax(-1) + log_weights.unsqueeze(1)).logsumexp(1)
+
+        tables = heads.to(logits.dtype), log_weights.to(logits.dtype)
+        return logsumexp_in_blocks(average, tables, max(1, _BLOCK // self.num_classes))
+
+    def _nll(
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
+    ) -> Tensor:
+        x, heads = self._augmented(features, logits.dtype), self._heads()
+        if self.heads == "residual":
+            return crowd_cross_entropy(x, heads, annotations, shared=logits, weight=weight, reduction=reduction)
+        loss = crowd_cross_entropy(x, heads, annotations, weight=weight, reduction=reduction)
+        return loss + nothing(logits)  # the classifier gets a gradient, 0: DistributedDataParallel waits for one
+
+    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        return self.predict(logits, features).softmax(-1)
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        return f"{super().extra_repr()}, feature_dim={self.feature_dim}, heads={self.heads!r}"
+
+
+def nothing(tensor: Tensor) -> Tensor:
+    """0, whose gradient for the tensor is 0 even if values are not finite."""
+    return tensor.where(torch.zeros_like(tensor, dtype=torch.bool), 0.0).sum()

@@ -1,0 +1,121 @@
+"""UnionNet: Wei et al., Deep Learning From Multiple Noisy Annotators as A Union, TNNLS 2022."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from crowdnal.annotations import Annotations
+from crowdnal.confusion import NormalizedConfusion, vote_log_confusion
+from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
+from crowdnal.functional._common import index_of
+from crowdnal.functional._reduction import reduce, rows_of_items
+from crowdnal.functional.evidence import row_products
+from crowdnal.objectives._blocks import logsumexp_in_blocks
+from crowdnal.objectives.base import Objective, Predict
+
+Variant = Literal["A", "B"]
+Start = Literal["votes", "identity"]
+
+_OFFSET = 1e-5  # of the authors' code, inside the log of the start
+_BLOCK = 4096  # columns of the union whose scores are there at a time
+
+
+class UnionNet(Objective):
+    """Cross-entropy of an item's labels against one distribution over all R·K pairs of annotator and label.
+
+    One matrix T ``[C, R·K]`` maps the class probabilities p to that union; the target of an item is the normalised
+    union of its one-hot labels, hence ``reduction="item_mean"`` by default.
+
+    ======= =================================================== ===================
+    variant probability of the pair (r, y)                      cost of a step
+    ======= =================================================== ===================
+    A       softmax over all R·K of ``p T``                     B·R·C·K
+    B       ``p A``, rows of A = softmax over all R·K of T      R·C·K + nnz·C
+    ======= =================================================== ===================
+
+    The normalisation over all annotators is the method: every step moves all of T. Nothing of size B·R·K is kept; A
+    works through the annotators in blocks, once more in the backward pass. ``log_likelihood`` (given who labels) and
+    ``confusion`` normalise over an annotator's own labels.
+
+    Where the code for the paper differs: A sums over an item's labels (``reduction="sum"`` divided by B). B is what
+    the CCC paper compares with, as the better one of the two.
+
+    Args:
+        variant: see above.
+        start: ``"votes"``: ``T_r[k, y] = log(A_r[k, y] + 1e-5)``, A counted over the training set with an item's mean
+            vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
+            ``on_train_start`` is not called): ``T_r = I``, which the code uses on LabelMe (up to 1e-5).
+    """
+
+    name: ClassVar[str] = "union-net"
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None = None,
+        reduction: Reduction = "item_mean",
+        variant: Variant = "B",
+        start: Start = "votes",
+    ) -> None:
+        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        for argument, value, known in (("variant", variant, get_args(Variant)), ("start", start, get_args(Start))):
+            if value not in known:
+                raise ValueError(f"{argument}={value!r} is unknown: use one of {', '.join(known)}")
+        if start == "votes":
+            self._needs_square("UnionNet(start='votes')")
+        self.variant: Variant = variant
+        self.start: Start = start
+        self.annotators = NormalizedConfusion(
+            num_annotators, num_classes, self.num_labels, normalization="softmax", on=1.0, off=0.0
+        )
+
+    def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
+        """Sets the start from the votes, where asked for and annotations are given."""
+        if self.start == "votes" and annotations is not None:
+            with torch.no_grad():
+                self.annotators.weight.copy_(vote_log_confusion(annotations, _OFFSET))
+
+    def confusion(self) -> Tensor:
+        """``[R, C, K]``: softmax of the rows of T_r."""
+        return self.annotators.probs()
+
+    def _nll(
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
+    ) -> Tensor:
+        table = self.annotators.weight.to(logits.dtype)
+        if self.variant == "B":
+            log_probs = logits.log_softmax(-1) - table.flatten(0, 1).logsumexp(0)
+            return crowd_mixture_nll(
+                log_probs, table, annotations, normalization="none", weight=weight, reduction=reduction
+            )
+        p = logits.softmax(-1)
+        total = logsumexp_in_blocks(lambda rows: (p @ rows.T).logsumexp(1), (table.flatten(0, 1),), _BLOCK)
+        nll = rows_of_items(total, annotations) - row_products(p, table, index_of(annotations), annotations.label)
+        return reduce(nll, annotations, weight, reduction)
+
+    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        table, ones = self.annotators.weight.to(logits.dtype), logits.new_ones(annotations.num_annotations)
+        if self.variant == "A":
+            scores = table.transpose(1, 2)
+            return -crowd_cross_entropy(logits.softmax(-1), scores, annotations, weight=ones, reduction="none")
+        log_probs = logits.log_softmax(-1) - table.flatten(0, 1).logsumexp(0)
+        own = table.logsumexp(1, keepdim=True).expand_as(table)  # of all labels of an annotator
+        pair, annotator = (
+            crowd_mixture_nll(log_probs, t, annotations, normalization="none", weight=ones, reduction="none")
+            for t in (table, own)
+        )
+        return annotator - pair
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        return f"{super().extra_repr()}, variant={self.variant!r}, start={self.start!r}"
