@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -571,5 +572,8 @@ def test_crowdnal_train(name, tmp_path):
     history = small_run.read(tmp_path / name / "history.csv")
     assert len(history) == 6 and history["train_loss"].astype(float).diff().iloc[1:3].max() < 0.5
     if name == "weighted-doctor-net":
-        weights = result.objective.averaging_weights()
-        assert weights.std() > 0
+        assert result.objective.averaging_weights().std() > 0
+    if name == "doctor-net":  # random start of the heads: seeded
+        small_run.go(replace(config, out=tmp_path / "again"))
+        assert small_run.same_weights(config.out, tmp_path / "again")
+        assert result.metrics["objective"].startswith("DoctorNet") and result.estimates.from_model is False

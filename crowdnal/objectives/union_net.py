@@ -19,7 +19,7 @@ from crowdnal.objectives.base import Objective, Predict
 Variant = Literal["A", "B"]
 Start = Literal["votes", "identity"]
 
-_OFFSET = 1e-5  # of the authors' code, inside the log of the start
+_OFFSET = 1e-5  # inside the log of the start
 _BLOCK = 4096  # columns of the union whose scores are there at a time
 
 
@@ -40,14 +40,14 @@ class UnionNet(Objective):
     works through the annotators in blocks, once more in the backward pass. ``log_likelihood`` (given who labels) and
     ``confusion`` normalise over an annotator's own labels.
 
-    Where the code for the paper differs: A sums over an item's labels (``reduction="sum"`` divided by B). B is what
-    the CCC paper compares with, as the better one of the two.
+    The public code for the paper, which may not be its authors', differs: A sums over an item's labels
+    (``reduction="sum"`` divided by B). B is what the CCC paper compares with, as the better one of the two.
 
     Args:
         variant: see above.
         start: ``"votes"``: ``T_r[k, y] = log(A_r[k, y] + 1e-5)``, A counted over the training set with an item's mean
             vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
-            ``on_train_start`` is not called): ``T_r = I``, which the code uses on LabelMe (up to 1e-5).
+            ``on_train_start`` is not called): ``T_r = I``, which that code uses on LabelMe (up to 1e-5).
     """
 
     name: ClassVar[str] = "union-net"
