@@ -64,7 +64,8 @@ def conal_em(
 
     A label of a true class c comes from ``omega common[c] + (1 - omega) confusion_r[c]``. The E-step is exact: it
     keeps the source given *each* class, so that the likelihood never falls (with ``smoothing=0``); the paper writes its
-    source for one class. Then ``omega`` is the mean of the source, the confusions are the expected shares of the labels.
+    source for one class. Then ``omega`` is the mean of the source, and the confusions are the expected shares of the
+    labels.
 
     Starts from the shares of the votes and ``omega = 1/2``. To alternate with a classifier, as the paper does, train it
     on ``posterior`` and give its log-probabilities as ``log_prior`` to the next call.

@@ -85,7 +85,7 @@ class NoiseSource(nn.Module):
         return mix(items, annotators, index).squeeze(1)
 
     def _annotators(self, annotations: Annotations, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """u ``[R, d, 1]`` of all annotators, or with sparse gradients those present, and index tensors that count them."""
+        """u ``[R, d, 1]`` of all annotators (with sparse gradients, those present), and an index that counts them."""
         index: tuple[Tensor, ...] = index_of(annotations)
         if self.features is not None:
             features = self.features

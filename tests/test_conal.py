@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from attached import labels, mlp
 from small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from small_run import frozen, go, write
@@ -376,6 +377,34 @@ def test_compiled_step_equals_eager_and_is_compiled_once(mixing):
             gradients.append([output.loss.detach(), *(p.grad.clone() for p in model.parameters())])
         torch.testing.assert_close(gradients[1], gradients[0])
     assert counter.frame_count == 1
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+def test_no_parameter_is_unused_under_ddp(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        objective = CoNAL(4, 6, feature_dim=5)
+        model = nn.parallel.DistributedDataParallel(attach(mlp(), objective, features=nn.Identity()))
+        for items in (5, 2):  # the second raises if the first left a parameter without a gradient
+            model(torch.randn(items, 5), labels(items)).loss.backward()
+        assert all(p.grad is not None for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_functional_call_and_func_grad():
+    objective = perturbed(make(), torch.float32)
+    logits, features = logits_of(dtype=torch.float32), FEATURES.float()
+    parameters = {key: value.detach() for key, value in objective.named_parameters()}
+
+    def loss(parameters):
+        return torch.func.functional_call(objective, parameters, (logits, batch(), features))
+
+    gradients = torch.func.grad(loss)(parameters)
+    objective(logits, batch(), features).backward()
+    for key, parameter in objective.named_parameters():
+        torch.testing.assert_close(gradients[key], parameter.grad)
 
 
 def test_bitwise_repeatable_over_runs_and_threads():
