@@ -41,6 +41,15 @@ def reduction_weights(
     raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none', 'item_mean'")
 
 
+def reduce_terms(terms: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
+    """Losses [nnz] of the annotations, weighted and reduced."""
+    weight, mean = reduction_weights(annotations, weight, reduction, terms.dtype)
+    terms = terms if weight is None else terms * weight
+    if reduction == "none":
+        return terms
+    return terms.sum() / max(annotations.num_annotations, 1) if mean else terms.sum()
+
+
 def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """0 where the denominator is 0."""
     return torch.where(denominator > 0, numerator / torch.where(denominator > 0, denominator, 1.0), 0.0)
