@@ -8,7 +8,16 @@ from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
-from crowdnal.objectives import CrowdLayer, MajorityVote, Objective, SoftMajorityVote, TraceRegularized
+from crowdnal.objectives import (
+    CrowdLayer,
+    GeoCrowdNet,
+    MajorityVote,
+    Objective,
+    SingleConfusion,
+    SoftBootstrap,
+    SoftMajorityVote,
+    TraceRegularized,
+)
 from crowdnal.ops import backend
 from crowdnal.posterior import posterior
 
@@ -21,8 +30,11 @@ __all__ = [
     "CrowdModel",
     "CrowdOutput",
     "DawidSkeneResult",
+    "GeoCrowdNet",
     "MajorityVote",
     "Objective",
+    "SingleConfusion",
+    "SoftBootstrap",
     "SoftMajorityVote",
     "TraceRegularized",
     "Vocabulary",

@@ -6,12 +6,24 @@ import inspect
 from typing import Any
 
 from crowdnal.objectives.base import Objective, Predict
+from crowdnal.objectives.bootstrap import SoftBootstrap
 from crowdnal.objectives.crowd_layer import CrowdLayer
+from crowdnal.objectives.geocrowdnet import GeoCrowdNet
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
+from crowdnal.objectives.single_confusion import SingleConfusion
 from crowdnal.objectives.trace import TraceRegularized
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    cls.name: cls for cls in (MajorityVote, SoftMajorityVote, CrowdLayer, TraceRegularized)
+    cls.name: cls
+    for cls in (
+        MajorityVote,
+        SoftMajorityVote,
+        SoftBootstrap,
+        CrowdLayer,
+        TraceRegularized,
+        SingleConfusion,
+        GeoCrowdNet,
+    )
 }
 
 
@@ -34,9 +46,12 @@ def create(name: str, **kwargs: Any) -> Objective:
 __all__ = [
     "OBJECTIVES",
     "CrowdLayer",
+    "GeoCrowdNet",
     "MajorityVote",
     "Objective",
     "Predict",
+    "SingleConfusion",
+    "SoftBootstrap",
     "SoftMajorityVote",
     "TraceRegularized",
     "create",
