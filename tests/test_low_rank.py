@@ -289,7 +289,7 @@ def test_low_rank_needs_fewer_labels():
         classifier = fit_wide(objective, x, annotations)
         errors[rank] = (objective.confusion() - confusion).pow(2).sum((1, 2)).mean().item() / 10
         assert (classifier(x).argmax(-1) == truth).float().mean() > 0.9
-    assert errors[1] < 0.7 * errors[None]
+    assert errors[1] < 0.08 and errors[1] < 0.7 * errors[None]
 
 
 # Groups
@@ -349,22 +349,23 @@ def test_groups_are_saved_and_counted():
 
 
 def test_groups_of_annotators_with_few_labels_are_learned_together():
-    """60 annotators of three kinds, 30 labels each."""
+    """60 annotators, 30 labels each: a third are good, the others call most things their kind's favourite."""
     kinds = torch.arange(60) % 3
-    confusion = habitual(3, 6, seed=1)[kinds]
+    right = torch.tensor([0.9, 0.3, 0.4])[:, None, None]
+    favourite = torch.full((3, 1, 6), 1 / 6)
+    favourite[1:] = torch.eye(6)[0]
+    confusion = (right * torch.eye(6) + (1 - right) * favourite)[kinds]
     x, truth = wide_blobs(600, 6)
     annotations = wide_annotations(truth, confusion, 3)
-    errors = {}
-    for groups in (kinds, None):
-        objective = TraceRegularized(6, 60, groups=groups)
+    test_x, test_truth = wide_blobs(1000, 6, seed=3)
+    errors, accuracies = [], []
+    for objective in (TraceRegularized(6, 60, groups=kinds), TraceRegularized(6, 60), MajorityVote(6, 60)):
         classifier = fit_wide(objective, x, annotations)
-        errors[groups is None] = (objective.confusion() - confusion).pow(2).mean().item()
-        if groups is not None:
-            baseline = fit_wide(MajorityVote(6, 60), x, annotations)
-            test_x, test_truth = wide_blobs(1000, 6, seed=3)
-            accuracy, votes = ((c(test_x).argmax(-1) == test_truth).float().mean() for c in (classifier, baseline))
-            assert accuracy > votes
-    assert errors[False] < 0.004 and errors[False] < 0.3 * errors[True]
+        accuracies.append((classifier(test_x).argmax(-1) == test_truth).float().mean().item())
+        if objective.models_annotators:
+            errors.append((objective.confusion() - confusion).pow(2).mean().item())
+    assert errors[0] < 0.004 and errors[0] < 0.3 * errors[1]
+    assert accuracies[0] > 0.95 and accuracies[0] > accuracies[2] + 0.1
 
 
 # Systems

@@ -315,3 +315,28 @@ def test_geocrowdnet_recovers_planted_confusions_and_beats_majority_vote(name):
     assert (estimate - confusion).pow(2).mean() < 0.004
     reliability = confusion.diagonal(dim1=1, dim2=2).mean(-1)
     assert torch.corrcoef(torch.stack([objective.reliability(), reliability]))[0, 1] > 0.97
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    [
+        ("soft-bootstrap", ("beta=0.8", "soft=false")),
+        ("single-confusion", ("regularizer=frobenius",)),
+        ("geocrowdnet", ("volume=W", "scope=batch")),
+        ("geocrowdnet", ("rank=2",)),
+        ("crowd-layer", ("rank=1",)),
+    ],
+)
+def test_train(objective, options, tmp_path):
+    pytest.importorskip("timm")
+    import small_run
+
+    root = small_run.write(tmp_path)
+    small_run.go(small_run.frozen(root, tmp_path / "run", objective=objective, options=options))
+    annotators = small_run.read(tmp_path / "run" / "annotators.csv")
+    known = annotators.reliability[annotators.reliability != ""].astype(float)  # not of who labelled nothing
+    assert len(annotators) == len(small_run.WORKERS) and len(known) == 4 and known.between(0, 1).all()
+    assert small_run.read(tmp_path / "run" / "history.csv").train_loss.astype(float).map(math.isfinite).all()
