@@ -320,6 +320,28 @@ class Annotations:
     def __iter__(self) -> Iterator[Annotations]:
         return (self[i] for i in range(self.num_items))
 
+    def regroup(self, groups: Tensor, num_groups: int) -> Annotations:
+        """The same labels as if given by ``groups [R]`` (values below ``num_groups``, trusted) of the annotators.
+
+        Shares every tensor but ``annotator``; ids are dropped.
+        """
+        new = object.__new__(type(self))
+        given = (self.indptr, groups[self.annotator], self.label, self.weight, self.item_id)
+        new._fill((num_groups, self.num_classes), None, *given, self._item, None, None, None)
+        return new
+
+    def each_label(self, num_labels: int) -> Annotations:
+        """Every annotation as an item that its annotator gives every label of ``num_labels``, in order; no weights."""
+        nnz, device = self.num_annotations, self.device
+        step = torch.arange(num_labels, device=device)
+        order = (self.order.unsqueeze(1) * num_labels + step).flatten()
+        item = torch.arange(nnz, device=device).repeat_interleave(num_labels)
+        new = object.__new__(type(self))
+        given = (self.annotator.repeat_interleave(num_labels), step.repeat(nnz), None, None)
+        indptr = torch.arange(nnz + 1, device=device) * num_labels
+        new._fill((self.num_annotators, num_labels), None, indptr, *given, item, order, None, None)
+        return new
+
     def select(self, mask: Any) -> Annotations:
         """The annotations where ``mask [nnz]`` is true, with every item."""
         return _batching.select(self, mask)

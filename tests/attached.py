@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from crowdnal.annotations import Annotations
-from crowdnal.objectives import CrowdLayer, MajorityVote, SoftMajorityVote, TraceRegularized
+from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, SoftMajorityVote, TraceRegularized
 
 C, R = 4, 6
 ATTACHED = {
@@ -17,6 +17,8 @@ ATTACHED = {
     "crowd-layer": CrowdLayer,
     "crowd-layer VW+B": partial(CrowdLayer, variant="VW+B"),
     "trace": partial(TraceRegularized, scope="batch"),
+    "crowd-layer rank": partial(CrowdLayer, rank=2, groups=[0, 1, 2, 0, 1, 3]),
+    "geocrowdnet rank": partial(GeoCrowdNet, rank=2, volume_weight=0.0),
 }
 
 

@@ -319,7 +319,7 @@ def test_features_and_penalty_reach_the_method():
 
 
 def test_registry():
-    assert list(OBJECTIVES)[:4] == ["majority-vote", "soft-majority-vote", "crowd-layer", "trace"]
+    assert {"majority-vote", "soft-majority-vote", "crowd-layer", "trace"} < set(OBJECTIVES)
     assert all(cls.name == name for name, cls in OBJECTIVES.items())
     objective = create("crowd-layer", num_classes=C, num_annotators=R, variant="VW", reduction="sum")
     assert isinstance(objective, CrowdLayer) and objective.variant == "VW" and objective.reduction == "sum"

@@ -162,9 +162,14 @@ def _rows(key: Tensor, order: Tensor) -> Index:
     return torch.arange(nnz + 1, device=key.device), torch.arange(nnz, device=key.device), key, order
 
 
+def mix_rows(rows: Tensor, confusion: Tensor, key: Tensor, order: Tensor) -> Tensor:
+    """rows_n confusion[key_n] for rows [nnz, C] (one an annotation), key [nnz] and its stable sort: [nnz, K]."""
+    return mix(rows, confusion, _rows(key, order))
+
+
 def gather_rows(table: Tensor, key: Tensor, order: Tensor) -> Tensor:
     """table[key] for table [G, D], key [nnz] and its stable sort; the gradient is a native, ordered sum."""
-    return mix(table.new_ones(key.shape[0], 1), table.unsqueeze(1), _rows(key, order))
+    return mix_rows(table.new_ones(key.shape[0], 1), table.unsqueeze(1), key, order)
 
 
 def scatter_rows(values: Tensor, key: Tensor, order: Tensor, num_rows: int) -> Tensor:

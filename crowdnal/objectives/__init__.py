@@ -6,21 +6,36 @@ import inspect
 from typing import Any
 
 from crowdnal.objectives.base import Objective, Predict
+from crowdnal.objectives.bootstrap import SoftBootstrap
 from crowdnal.objectives.conal import CoNAL
 from crowdnal.objectives.crowd_layer import CrowdLayer
 from crowdnal.objectives.doctor_net import DoctorNet
+from crowdnal.objectives.geocrowdnet import GeoCrowdNet
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
 from crowdnal.objectives.max_mig import MaxMIG
 from crowdnal.objectives.overparametrized import OverparametrizedCrowdLayer
+from crowdnal.objectives.single_confusion import SingleConfusion
 from crowdnal.objectives.trace import TraceRegularized
 from crowdnal.objectives.union_net import UnionNet
 from crowdnal.objectives.weighted_doctor_net import WeightedDoctorNet
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    cls.name: cls for cls in (MajorityVote, SoftMajorityVote, CrowdLayer, TraceRegularized, CoNAL)
-}
-OBJECTIVES |= {
-    cls.name: cls for cls in (OverparametrizedCrowdLayer, UnionNet, DoctorNet, WeightedDoctorNet, MaxMIG)
+    cls.name: cls
+    for cls in (
+        MajorityVote,
+        SoftMajorityVote,
+        SoftBootstrap,
+        CrowdLayer,
+        OverparametrizedCrowdLayer,
+        TraceRegularized,
+        SingleConfusion,
+        GeoCrowdNet,
+        CoNAL,
+        UnionNet,
+        MaxMIG,
+        DoctorNet,
+        WeightedDoctorNet,
+    )
 }
 
 
@@ -45,11 +60,14 @@ __all__ = [
     "CoNAL",
     "CrowdLayer",
     "DoctorNet",
+    "GeoCrowdNet",
     "MajorityVote",
     "MaxMIG",
     "Objective",
     "OverparametrizedCrowdLayer",
     "Predict",
+    "SingleConfusion",
+    "SoftBootstrap",
     "SoftMajorityVote",
     "TraceRegularized",
     "UnionNet",

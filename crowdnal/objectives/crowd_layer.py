@@ -8,15 +8,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from crowdnal.annotations import Annotations
-from crowdnal.confusion import FreeConfusion, VectorConfusion
+from crowdnal.confusion import FreeConfusion, LowRankConfusion, VectorConfusion
 from crowdnal.functional import Reduction, crowd_cross_entropy
 from crowdnal.functional._reduction import reduce
-from crowdnal.objectives.base import Objective
+from crowdnal.objectives._confusions import ConfusionObjective, Groups
 
 Variant = Literal["MW", "VW", "VB", "VW+B"]
 
 
-class CrowdLayer(Objective):
+class CrowdLayer(ConfusionObjective):
     """Cross-entropy of each label against softmax(h), h = the class probabilities p mapped by its annotator.
 
     ======== ======================= ==============================
@@ -36,8 +36,13 @@ class CrowdLayer(Objective):
 
     Args:
         variant: see above.
-        sparse_grad: sparse gradients for W (variant MW), as :func:`crowdnal.functional.crowd_cross_entropy` does; for
-            `torch.optim.SparseAdam` or SGD.
+        groups: ``[R]`` the group of each annotator, 0 to G-1; its members share the matrix (or vectors). Not in the
+            paper.
+        rank: variant MW with ``W_r = diag(d_r) + U_r V_r`` of this rank (1 to min(C, K)), so that a thousand classes
+            and thousands of annotators fit; :class:`crowdnal.confusion.LowRankConfusion`. Not in the paper.
+            ``confusion()`` still builds ``[R, C, K]``; the loss, ``reliability()`` and ``posterior()`` do not.
+        sparse_grad: sparse gradients for W (variant MW, full rank), as
+            :func:`crowdnal.functional.crowd_cross_entropy` does; for `torch.optim.SparseAdam` or SGD.
     """
 
     name: ClassVar[str] = "crowd-layer"
@@ -50,27 +55,35 @@ class CrowdLayer(Objective):
         num_labels: int | None = None,
         reduction: Reduction = "mean",
         variant: Variant = "MW",
+        groups: Groups | None = None,
+        rank: int | None = None,
         sparse_grad: bool = False,
     ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=groups, rank=rank
+        )
         if variant not in get_args(Variant):
             raise ValueError(f"variant={variant!r} is unknown: use one of {', '.join(get_args(Variant))}")
-        if sparse_grad and variant != "MW":
-            raise ValueError(f"sparse_grad=True is for variant='MW': {variant} has no matrices")
+        if sparse_grad and (variant != "MW" or rank is not None):
+            raise ValueError(f"sparse_grad=True is for variant='MW' with rank=None, not for {variant} with rank={rank}")
+        if rank is not None and variant != "MW":
+            raise ValueError(f"rank={rank} is for variant='MW': {variant} has no matrices")
         self.variant: Variant = variant
         self.sparse_grad = sparse_grad
-        self.annotators: FreeConfusion | VectorConfusion
-        if variant == "MW":
-            self.annotators = FreeConfusion(num_annotators, num_classes, self.num_labels)
+        self.annotators: FreeConfusion | LowRankConfusion | VectorConfusion
+        if rank is not None:
+            self.annotators = LowRankConfusion(self.num_matrices, num_classes, self.num_labels, rank=rank)
+        elif variant == "MW":
+            self.annotators = FreeConfusion(self.num_matrices, num_classes, self.num_labels)
         else:
             self._needs_square(f"CrowdLayer(variant={variant!r})")
             self.annotators = VectorConfusion(
-                num_annotators, num_classes, scale=variant != "VB", bias=variant != "VW"
+                self.num_matrices, num_classes, scale=variant != "VB", bias=variant != "VW"
             )
 
     def confusion(self) -> Tensor:
         """``[R, C, K]``: softmax of h for a classifier that is certain of class k."""
-        return self.annotators.probs()
+        return super().confusion()
 
     def _nll(
         self,
@@ -80,7 +93,7 @@ class CrowdLayer(Objective):
         weight: Tensor | None,
         reduction: Reduction,
     ) -> Tensor:
-        p = logits.softmax(-1)
+        p, annotations = logits.softmax(-1), self._by_matrix(annotations)
         if isinstance(self.annotators, FreeConfusion):
             return crowd_cross_entropy(
                 p,

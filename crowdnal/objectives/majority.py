@@ -59,6 +59,10 @@ class MajorityVote(Objective):
         targets = self.targets(annotations, logits.dtype)
         # where, not a product: an item without labels must give exactly 0 even if its logits are not finite
         loss = -(targets * logits.log_softmax(-1)).where(targets > 0, 0.0).sum(-1)
+        return self._reduce(loss, targets)
+
+    def _reduce(self, loss: Tensor, targets: Tensor) -> Tensor:
+        """``loss [B]``, 0 for items whose targets are all zero, reduced over the others."""
         if self.reduction == "none":
             return loss
         if self.reduction == "sum":

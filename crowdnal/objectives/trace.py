@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
-from crowdnal.confusion import Normalization, NormalizedConfusion
-from crowdnal.functional import Reduction, crowd_mixture_nll
-from crowdnal.objectives.base import Objective
+from crowdnal.confusion import LowRankMixture, Normalization, NormalizedConfusion
+from crowdnal.functional import Reduction
+from crowdnal.objectives._confusions import ConfusionObjective, Groups, annotators_in
 
 Scope = Literal["all", "batch"]
 
 
-class TraceRegularized(Objective):
+class TraceRegularized(ConfusionObjective):
     """``-log Σ_k p[k] A_r[k, y]`` of each label, plus ``trace_weight`` times the mean trace of all ``A_r``.
 
     The trace is *minimised*: of all confusions that explain the labels, those of the smallest trace are the
@@ -38,8 +37,13 @@ class TraceRegularized(Objective):
             ``on_epoch_start(epoch)``.
         scope: mean trace over ``"all"`` annotators (the paper; the cost of a step grows with R) or over those
             who label something in the ``"batch"``.
+        groups: ``[R]`` the group of each annotator, 0 to G-1; its members share A. Not in the paper.
+        rank: ``A_r`` = a diagonal plus a mixture of this many label distributions (1 to min(C, K)), so that a thousand
+            classes and thousands of annotators fit; :class:`crowdnal.confusion.LowRankMixture` (``normalization`` is
+            then softmax throughout). Not in the paper. ``confusion()`` still builds ``[R, C, K]``; the loss,
+            ``reliability()`` and ``posterior()`` do not.
         sparse_grad: sparse gradients for the confusions, as :func:`crowdnal.functional.crowd_mixture_nll` does;
-            needs ``scope="batch"`` (or ``trace_weight=0``) and `torch.optim.SparseAdam` or SGD.
+            full rank only, needs ``scope="batch"`` (or ``trace_weight=0``) and `torch.optim.SparseAdam` or SGD.
     """
 
     name: ClassVar[str] = "trace"
@@ -55,9 +59,13 @@ class TraceRegularized(Objective):
         normalization: Normalization = "softplus",
         warmup_epochs: int = 0,
         scope: Scope = "all",
+        groups: Groups | None = None,
+        rank: int | None = None,
         sparse_grad: bool = False,
     ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=groups, rank=rank
+        )
         if not trace_weight >= 0:
             raise ValueError(f"trace_weight={trace_weight!r} must be 0 or more: the trace is minimised")
         if warmup_epochs < 0:
@@ -66,19 +74,25 @@ class TraceRegularized(Objective):
             raise ValueError(f"scope={scope!r} is unknown: use 'all' or 'batch'")
         if sparse_grad and scope == "all" and trace_weight > 0:
             raise ValueError("sparse_grad=True needs scope='batch': the trace of all annotators has a dense gradient")
+        if sparse_grad and rank is not None:
+            raise ValueError(f"sparse_grad=True is for full matrices: leave it out with rank={rank}")
         self.sparse_grad = sparse_grad
         self.trace_weight = trace_weight
         self.warmup_epochs = warmup_epochs
         self.scope: Scope = scope
-        self.annotators = NormalizedConfusion(
-            num_annotators,
-            num_classes,
-            self.num_labels,
-            normalization=normalization,
-            on=1.0,
-            off=-5.0,
-            sparse_grad=sparse_grad,
-        )
+        self.annotators: NormalizedConfusion | LowRankMixture
+        if rank is None:
+            self.annotators = NormalizedConfusion(
+                self.num_matrices,
+                num_classes,
+                self.num_labels,
+                normalization=normalization,
+                on=1.0,
+                off=-5.0,
+                sparse_grad=sparse_grad,
+            )
+        else:
+            self.annotators = LowRankMixture(self.num_matrices, num_classes, self.num_labels, rank=rank)
         # a flag and not the epoch: torch.compile would compile anew for every epoch
         self._in_warmup: bool | None = None
 
@@ -86,19 +100,15 @@ class TraceRegularized(Objective):
         """Tells the warm-up where it is."""
         self._in_warmup = epoch < self.warmup_epochs
 
-    def confusion(self) -> Tensor:
-        """``[R, C, K]``: A."""
-        return self.annotators.probs()
-
     def penalty(self, annotations: Annotations) -> Tensor | None:
         """``± trace_weight · mean_r trace(A_r)``, minus during warm-up."""
         if self.trace_weight == 0:
             return None
         weight = -self.trace_weight if self._warming_up() else self.trace_weight
         if self.scope == "all":
-            return weight * self.annotators.traces().mean()
-        chosen, present = _annotators_in(annotations)
-        return weight * (self.annotators.traces(chosen) * present).sum() / present.sum()
+            return weight * self._of_annotators(self.annotators.traces()).mean()
+        chosen, present = annotators_in(annotations)
+        return weight * (self.annotators.traces(self._matrix_of(chosen)) * present).sum() / present.sum()
 
     def _warming_up(self) -> bool:
         if self.warmup_epochs == 0:
@@ -120,30 +130,9 @@ class TraceRegularized(Objective):
         weight: Tensor | None,
         reduction: Reduction,
     ) -> Tensor:
-        return crowd_mixture_nll(
-            logits.log_softmax(-1),
-            self.annotators.weight,
-            annotations,
-            normalization=self.annotators.normalization,
-            weight=weight,
-            reduction=reduction,
-            sparse_grad=self.sparse_grad,
-        )
+        return self.annotators.nll(logits.log_softmax(-1), self._by_matrix(annotations), weight, reduction)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""
         warmup = f", warmup_epochs={self.warmup_epochs}" if self.warmup_epochs else ""
         return f"{super().extra_repr()}, trace_weight={self.trace_weight}, scope={self.scope!r}{warmup}"
-
-
-def _annotators_in(annotations: Annotations) -> tuple[Tensor, Tensor]:
-    """Each annotator of the batch once, in min(nnz, R) slots, and a float mask of the slots in use.
-
-    The number of slots depends on shapes alone: no synchronisation with a device, no data-dependent shape.
-    """
-    ordered = annotations.annotator[annotations.order]
-    slot = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).cumsum(0)])
-    chosen = ordered.new_zeros(min(len(ordered), annotations.num_annotators))
-    present = torch.zeros_like(chosen, dtype=torch.float32)
-    # annotations of one annotator write the same value to the same slot
-    return chosen.scatter(0, slot, ordered), present.scatter(0, slot, 1.0)

@@ -183,8 +183,12 @@ def parse_options(cls: type, options: tuple[str, ...]) -> dict[str, Any]:
     """
     parameters = inspect.signature(cls, eval_str=True).parameters
     # by the data, by the dense optimizers
-    decided = ("num_classes", "num_annotators", "num_labels", "sparse_grad", "feature_dim", "annotator_features")
-    known = {name: parameter.annotation for name, parameter in parameters.items() if name not in decided}
+    decided = ("num_classes", "num_annotators", "num_labels", "sparse_grad", "feature_dim")
+    known = {
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if name not in decided and not _holds_tensor(parameter.annotation)
+    }
     values: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")
@@ -199,6 +203,11 @@ def parse_options(cls: type, options: tuple[str, ...]) -> dict[str, Any]:
         except ValueError:
             raise InputError(f"--option {key}={text!r} must be {_type_words(known[key])}") from None
     return values
+
+
+def _holds_tensor(hint: Any) -> bool:
+    """Whether an option is a tensor, which no command line can give."""
+    return any(getattr(part, "__module__", "").startswith("torch") for part in (hint, *typing.get_args(hint)))
 
 
 def _convert(text: str, hint: Any) -> Any:

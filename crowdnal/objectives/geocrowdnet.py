@@ -1,0 +1,132 @@
+"""GeoCrowdNet: Ibrahim, Nguyen & Fu, Deep Learning from Crowdsourced Labels, ICLR 2023."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from crowdnal.annotations import Annotations
+from crowdnal.confusion import LowRankMixture, Normalization, NormalizedConfusion
+from crowdnal.functional import Reduction
+from crowdnal.objectives._confusions import ConfusionObjective, Groups, annotators_in
+from crowdnal.objectives.trace import Scope
+
+Volume = Literal["F", "W"]
+
+
+class GeoCrowdNet(ConfusionObjective):
+    """``-log Σ_k p[k] A_r[k, y]`` of each label, minus ``volume_weight`` times the log-volume of all p or of all A.
+
+    Of all pairs of predictions and confusions with the same products the true one has the predictions of the largest
+    volume if they reach far enough into the simplex (``volume="F"``: log det of the ``[C, C]`` Gram matrix of the
+    predictions for the batch's labelled items), and the confusions of the largest volume if the annotators' do
+    (``volume="W"``: log det of ``mean_r A_r A_rᵀ``). Both are *maximised*. Gram matrices are means where the paper has
+    sums, which changes the loss by a constant and the gradient not at all.
+
+    A term whose Gram matrix is not positive definite, in the precision of the logits, is left out of that step: so F
+    does nothing in a batch with fewer labelled items than classes, or while all predictions are alike.
+
+    A is the softmax of a free matrix (6I - 5 at the start) over the observed labels; implementations with softplus or
+    from the identity exist. The published numbers choose λ on validation data.
+
+    Args:
+        volume: ``"F"`` or ``"W"``.
+        volume_weight: λ, 0 or more.
+        normalization: ``"softmax"`` or ``"softplus"``.
+        scope: for W, ``"all"`` annotators (the paper; the cost of a step grows with R) or those who label something in
+            the ``"batch"``.
+        groups: ``[R]`` the group of each annotator, 0 to G-1; its members share A. Not in the paper.
+        rank: low-rank A for F as in :class:`TraceRegularized`. Not in the paper.
+    """
+
+    name: ClassVar[str] = "geocrowdnet"
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None = None,
+        reduction: Reduction = "mean",
+        volume: Volume = "F",
+        volume_weight: float = 0.01,
+        normalization: Normalization = "softmax",
+        scope: Scope = "all",
+        groups: Groups | None = None,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=groups, rank=rank
+        )
+        if volume not in get_args(Volume):
+            raise ValueError(f"volume={volume!r} is unknown: use 'F' (predictions) or 'W' (confusions)")
+        if not volume_weight >= 0:
+            raise ValueError(f"volume_weight={volume_weight!r} must be 0 or more: the volume is maximised")
+        if scope not in get_args(Scope):
+            raise ValueError(f"scope={scope!r} is unknown: use 'all' or 'batch'")
+        if rank is not None and volume == "W":
+            raise ValueError(f"rank={rank} is for volume='F': the volume of the confusions needs full ones")
+        if volume == "W" and self.num_labels * self.num_matrices < num_classes:
+            raise ValueError(
+                f"volume='W' is always 0 with {self.num_matrices} matrices of num_labels={self.num_labels} and "
+                f"num_classes={num_classes}: use volume='F'"
+            )
+        self.volume: Volume = volume
+        self.volume_weight = volume_weight
+        self.scope: Scope = scope
+        self.annotators: NormalizedConfusion | LowRankMixture
+        if rank is None:
+            self.annotators = NormalizedConfusion(
+                self.num_matrices, num_classes, self.num_labels, normalization=normalization
+            )
+        else:
+            self.annotators = LowRankMixture(self.num_matrices, num_classes, self.num_labels, rank=rank)
+
+    def penalty(self, annotations: Annotations) -> Tensor | None:
+        """``- volume_weight · log det mean_r A_r A_rᵀ`` for W; F has none, its term needs the logits."""
+        if self.volume == "F" or self.volume_weight == 0:
+            return None
+        assert isinstance(self.annotators, NormalizedConfusion)
+        if self.scope == "all":
+            stacked = self._of_annotators(self.annotators.log_probs()).exp()
+            share = stacked.new_full((len(stacked),), 1 / len(stacked))
+        else:
+            chosen, present = annotators_in(annotations)
+            stacked = self.annotators.log_probs(self._matrix_of(chosen)).exp()
+            share = (present / present.sum()).to(stacked.dtype)
+        weighted = stacked * share[:, None, None]
+        return -self.volume_weight * log_det(weighted.flatten(0, 1).T @ stacked.flatten(0, 1))
+
+    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        loss = super()._loss(logits, annotations, features)
+        if self.volume == "W" or self.volume_weight == 0 or self.reduction == "none" or not annotations.num_annotations:
+            return loss
+        labelled = annotations.counts > 0
+        p = logits.softmax(-1).where(labelled.unsqueeze(1), 0.0)
+        return loss - self.volume_weight * log_det(p.T @ p / labelled.sum())
+
+    def _nll(
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
+    ) -> Tensor:
+        return self.annotators.nll(logits.log_softmax(-1), self._by_matrix(annotations), weight, reduction)
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        scope = f", scope={self.scope!r}" if self.volume == "W" else ""
+        return f"{super().extra_repr()}, volume={self.volume!r}, volume_weight={self.volume_weight}{scope}"
+
+
+def log_det(gram: Tensor) -> Tensor:
+    """Log-determinant of a symmetric matrix; 0, and no gradient, if it is not positive definite. Never synchronises."""
+    with torch.no_grad():
+        usable = torch.linalg.cholesky_ex(gram)[1] == 0
+    # a matrix that fails is exchanged before, not after: the gradient of its factor would be NaN, and 0 · NaN is NaN
+    safe = torch.where(usable, gram, torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+    return 2 * torch.linalg.cholesky_ex(safe)[0].diagonal().log().sum()

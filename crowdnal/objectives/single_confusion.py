@@ -1,0 +1,84 @@
+"""One confusion for all: Sukhbaatar et al., Training Convolutional Networks with Noisy Labels, ICLR workshop 2015."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from crowdnal.annotations import Annotations
+from crowdnal.confusion import Normalization, NormalizedConfusion
+from crowdnal.functional import Reduction
+from crowdnal.objectives._confusions import ConfusionObjective
+
+Regularizer = Literal["trace", "frobenius"]
+
+
+class SingleConfusion(ConfusionObjective):
+    """``-log Σ_k p[k] A[k, y]`` of each label with one matrix for all annotators, plus a penalty on A.
+
+    The baseline that knows labels to be noisy but not who gave them. The penalty is ``penalty_weight`` times the trace
+    (of all matrices that explain the labels, the true one has the smallest) or times the squared Frobenius norm, which
+    the paper trains with in practice: both spread A.
+
+    Where the paper differs: its A is a free matrix projected onto the stochastic ones after every step, held at the
+    identity until the network has learned something; here A is normalised by construction and trained from a start near
+    the identity (6I - 5 before the softplus). Its published numbers choose the weight on validation data.
+
+    Args:
+        penalty_weight: λ, 0 or more.
+        regularizer: ``"trace"`` or ``"frobenius"``.
+        normalization: ``"softplus"`` or ``"softmax"`` of the stored matrix.
+    """
+
+    name: ClassVar[str] = "single-confusion"
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None = None,
+        reduction: Reduction = "mean",
+        penalty_weight: float = 0.01,
+        regularizer: Regularizer = "trace",
+        normalization: Normalization = "softplus",
+    ) -> None:
+        everyone = [0] * num_annotators if isinstance(num_annotators, int) and num_annotators > 0 else None
+        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=everyone)
+        if not penalty_weight >= 0:
+            raise ValueError(f"penalty_weight={penalty_weight!r} must be 0 or more: the trace or norm is minimised")
+        if regularizer not in get_args(Regularizer):
+            raise ValueError(f"regularizer={regularizer!r} is unknown: use one of {', '.join(get_args(Regularizer))}")
+        self.penalty_weight = penalty_weight
+        self.regularizer: Regularizer = regularizer
+        self.annotators: NormalizedConfusion = NormalizedConfusion(
+            1, num_classes, self.num_labels, normalization=normalization
+        )
+
+    def confusion(self) -> Tensor:
+        """``[R, C, K]``: R times A."""
+        return super().confusion()
+
+    def penalty(self, annotations: Annotations) -> Tensor | None:
+        """``penalty_weight`` times trace(A) or ‖A‖²."""
+        if self.penalty_weight == 0:
+            return None
+        if self.regularizer == "trace":
+            return self.penalty_weight * self.annotators.traces().sum()
+        return self.penalty_weight * torch.exp(2 * self.annotators.log_probs()).sum()
+
+    def _nll(
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
+    ) -> Tensor:
+        return self.annotators.nll(logits.log_softmax(-1), self._by_matrix(annotations), weight, reduction)
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        return f"{super().extra_repr()}, penalty_weight={self.penalty_weight}, regularizer={self.regularizer!r}"
