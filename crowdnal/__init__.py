@@ -6,6 +6,7 @@ Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and th
 from crowdnal import functional, metrics, objectives, simulation
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
+from crowdnal.conal_em import CoNALEMResult, conal_em
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.objectives import (
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Annotations",
     "CoNAL",
+    "CoNALEMResult",
     "CrowdDataset",
     "CrowdLayer",
     "CrowdModel",
@@ -54,6 +56,7 @@ __all__ = [
     "attach",
     "backend",
     "collate",
+    "conal_em",
     "concat",
     "dawid_skene",
     "functional",

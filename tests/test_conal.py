@@ -33,7 +33,6 @@ OPTIONS = {
     "sparse": {"sparse_grad": True, "scope": "batch", "separation_weight": 0.3},
     "sparse people": {"sparse_grad": True, "scope": "batch", "mixing": "probabilities", "annotator_features": PEOPLE},
 }
-SEEDED = [name for name in OPTIONS if "sparse" not in name]
 
 
 def make(classes: int = C, annotators: int = R, **options) -> CoNAL:
@@ -98,7 +97,7 @@ def test_loss_and_gradients_equal_plain_pytorch(name, reduction, weighted):
     torch.testing.assert_close([g.to_dense() for g in found], list(expected))
 
 
-@pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.parametrize("name", ["logits", "batch"])
 def test_gradcheck(name):
     objective = perturbed(make(**OPTIONS[name]))
     names = [key for key, _ in objective.named_parameters()]
