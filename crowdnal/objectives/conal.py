@@ -16,7 +16,7 @@ from crowdnal.functional._sparse import select
 from crowdnal.functional.mix import gather_rows
 from crowdnal.noise_source import NoiseSource
 from crowdnal.objectives.base import Objective
-from crowdnal.objectives.trace import Scope, _annotators_in
+from crowdnal.objectives.trace import Scope, annotators_in
 
 Mixing = Literal["logits", "probabilities"]
 START = 2.0  # times the identity
@@ -127,7 +127,7 @@ class CoNAL(Objective):
         weight: Tensor = self.annotators.weight
         present: Tensor | float = 1.0
         if self.scope == "batch":
-            chosen, present = _annotators_in(annotations)
+            chosen, present = annotators_in(annotations)
             weight = select(weight, chosen) if self.sparse_grad else weight[chosen]
         dtype = torch.promote_types(weight.dtype, torch.float32)
         square = (weight.to(dtype) - self.common.to(dtype)).square().sum((1, 2))
