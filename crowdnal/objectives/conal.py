@@ -15,8 +15,9 @@ from crowdnal.functional._reduction import reduce
 from crowdnal.functional._sparse import select
 from crowdnal.functional.mix import gather_rows
 from crowdnal.noise_source import NoiseSource
+from crowdnal.objectives._confusions import annotators_in
 from crowdnal.objectives.base import Objective
-from crowdnal.objectives.trace import Scope, annotators_in
+from crowdnal.objectives.trace import Scope
 
 Mixing = Literal["logits", "probabilities"]
 START = 2.0  # times the identity
