@@ -464,15 +464,15 @@ def auc(score: Tensor, positive: Tensor) -> float:
 @pytest.mark.parametrize(
     ("pattern", "mixing", "error", "own_error"),
     [
-        ("asymmetric", "logits", 0.04, 0.16),  # ω within 0.27 to 0.73: matrices overshoot to make up for it
-        ("asymmetric", "probabilities", 0.02, 0.06),
-        ("symmetric", "logits", 0.05, 0.16),
+        ("asymmetric", "logits", 0.045, 0.2),  # ω within 0.27 to 0.73: matrices overshoot to make up for it
+        ("asymmetric", "probabilities", 0.006, 0.04),
+        ("symmetric", "logits", 0.045, 0.2),
     ],
 )
 def test_tells_common_from_individual_noise_and_beats_the_vote(pattern, mixing, error, own_error):
-    x, truth, made = crowd_of(pattern)
+    x, truth, made = crowd_of(pattern, seed=1)
     a = made.annotations
-    test_x, test_truth, _ = crowd_of(pattern, seed=10)
+    test_x, test_truth, _ = crowd_of(pattern, seed=11)
     vote = train(MajorityVote(HARD, PEOPLE_IN_CROWD), x, a, steps=150)
     objective = make(HARD, PEOPLE_IN_CROWD, mixing=mixing, feature_dim=None, embedding_dim=20, hidden_dim=128)
     classifier = train(objective, x, a)
