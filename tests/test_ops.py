@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import op_checks
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from op_checks import as_tuple, to_float
 from problems import Problem, make_problem, problems
 from torch import Tensor
 
@@ -66,10 +68,6 @@ def arguments(problem: Problem, name: str, kind: int = reference.SOFTMAX) -> lis
     ]
 
 
-def as_tuple(out: Any) -> tuple[Tensor, ...]:
-    return out if isinstance(out, tuple) else (out,)
-
-
 ALL = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward"]
 MIXTURE = ["mixture_link", "mixture_link_backward"]
 
@@ -79,14 +77,7 @@ MIXTURE = ["mixture_link", "mixture_link_backward"]
 @given(problem=problems(), kind=st.sampled_from(NORMALIZATIONS))
 def test_op_equals_reference(name: str, problem: Problem, kind: int) -> None:
     for args in arguments(problem, name, kind):
-        for ours, wanted in zip(
-            as_tuple(getattr(ops, name)(*args)), as_tuple(getattr(reference, name)(*args)), strict=True
-        ):
-            torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
-
-
-def to_float(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(a.float() if isinstance(a, Tensor) and a.dtype == torch.double else a for a in args)
+        op_checks.check_values(getattr(ops, name), getattr(reference, name), args)
 
 
 @pytest.mark.parametrize("name", ALL + MIXTURE)
@@ -94,15 +85,7 @@ def to_float(args: tuple[Any, ...]) -> tuple[Any, ...]:
 @given(problem=problems(), kind=st.sampled_from(NORMALIZATIONS))
 def test_float32_error_is_at_most_that_of_eager(name: str, problem: Problem, kind: int) -> None:
     for args in arguments(problem, name, kind):
-        truth = as_tuple(getattr(reference, name)(*args))
-        single = to_float(args)
-        ours, eager = as_tuple(getattr(ops, name)(*single)), as_tuple(getattr(reference, name)(*single))
-        for o, e, t in zip(ours, eager, truth, strict=True):
-            assert o.dtype == torch.float32
-            if t.numel() == 0:
-                continue
-            allowed = (e.double() - t).abs().max() + 2e-6 * (1 + t.abs().max())
-            assert (o.double() - t).abs().max() <= 2 * allowed
+        op_checks.check_float_error(getattr(ops, name), getattr(reference, name), args)
 
 
 @pytest.mark.parametrize("name", ["softmax_link", "mixture_link"])
@@ -142,41 +125,21 @@ def test_stored_values_far_below_zero(kind: int, labels: int, per_item: int) -> 
                     torch.testing.assert_close(ours.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
-def non_contiguous(tensor: Any) -> Any:
-    if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-        return tensor
-    out = torch.empty(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)[..., ::2]
-    return out.copy_(tensor)
-
-
 @pytest.mark.parametrize("name", ALL + MIXTURE)
 @fast
 @given(problem=problems(max_matrices=40_000))
 def test_layout_does_not_matter(name: str, problem: Problem) -> None:
     for args in arguments(problem, name):
-        strided = tuple(non_contiguous(a) for a in args)
-        for ours, wanted in zip(
-            as_tuple(getattr(ops, name)(*strided)), as_tuple(getattr(ops, name)(*args)), strict=True
-        ):
-            assert torch.equal(ours, wanted)
+        op_checks.check_layouts(getattr(ops, name), args)
 
 
 @pytest.mark.parametrize("name", ALL + MIXTURE)
 @pytest.mark.parametrize("sizes", [(64, 9, 8, 8, 6), (3, 1, 5, 7, 4000), (200, 40, 33, 30, 5), (0, 3, 2, 2, 1)])
 def test_bitwise_equal_over_runs_and_threads(name: str, sizes: tuple[int, ...]) -> None:
     problem = make_problem(*sizes, seed=3)
-    threads = torch.get_num_threads()
     for args in arguments(problem, name):
         for dtyped in (args, to_float(args)):
-            outs = []
-            try:
-                for count in (1, 2, 2):
-                    torch.set_num_threads(count)
-                    outs.append(as_tuple(getattr(ops, name)(*dtyped)))
-            finally:
-                torch.set_num_threads(threads)
-            for other in outs[1:]:
-                assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
+            op_checks.check_bitwise(getattr(ops, name), dtyped)
 
 
 @native
@@ -204,11 +167,7 @@ def test_nothing_of_size_annotations_times_matrix_is_allocated() -> None:
 def test_opcheck(name: str) -> None:
     for kind in NORMALIZATIONS if name in MIXTURE else (reference.SOFTMAX,):
         for args in arguments(make_problem(5, 4, 3, 3, 3, seed=1), name, kind):
-            leaves = tuple(
-                a.clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
-            )
-            result = torch.library.opcheck(getattr(ops, name).default, leaves)
-            assert set(result.values()) == {"SUCCESS"}
+            op_checks.check_opcheck(getattr(ops, name), args)
 
 
 @native

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from op_checks import leaf
 from pairs import Pairs, impossible, make_pairs
 from problems import Problem, make_problem
 from torch import Tensor
@@ -23,10 +24,6 @@ from crowdnal.functional.pair_confusion import PairConfusion, PairConfusionBackw
 @pytest.fixture
 def case() -> Pairs:
     return make_pairs(make_problem(5, 4, 4, 3, 3, seed=5), 2)
-
-
-def leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_()
 
 
 def test_values_are_those_of_the_definition() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from op_checks import leaf, to_float
 from pairs import NAMES, Pairs, impossible, make_pairs, pairs
 from problems import make_problem
 from torch import Tensor
@@ -17,14 +18,6 @@ from crowdnal import reference
 ops = torch.ops.crowdnal
 native = pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
 fast = settings(max_examples=20, deadline=None)
-
-
-def leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_()
-
-
-def to_float(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(a.float() if isinstance(a, Tensor) and a.dtype == torch.double else a for a in args)
 
 
 @pytest.mark.parametrize("name", NAMES)
