@@ -29,7 +29,7 @@ class GeoCrowdNet(ConfusionObjective):
     does nothing in a batch with fewer labelled items than classes, or while all predictions are alike.
 
     A is the softmax of a free matrix (6I - 5 at the start) over the observed labels; implementations with softplus or
-    from the identity exist. The published numbers choose λ on validation data.
+    from the identity exist.
 
     Args:
         volume: ``"F"`` or ``"W"``.

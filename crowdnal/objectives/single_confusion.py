@@ -24,7 +24,7 @@ class SingleConfusion(ConfusionObjective):
 
     Where the paper differs: its A is a free matrix projected onto the stochastic ones after every step, held at the
     identity until the network has learned something; here A is normalised by construction and trained from a start near
-    the identity (6I - 5 before the softplus). Its published numbers choose the weight on validation data.
+    the identity (6I - 5 before the softplus).
 
     Args:
         penalty_weight: λ, 0 or more.
