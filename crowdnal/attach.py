@@ -77,6 +77,9 @@ class CrowdModel(nn.Module):
                 "classes: make both the same, or leave num_classes out"
             )
         self._timm = is_timm(model)
+        tells = self._timm and objective.needs_features and features is None
+        if tells and _has_linear_classifier(model):  # refuses another length before anything changes
+            objective.set_feature_dim(cast(Any, model).get_classifier().in_features)
         if self._timm and cast(Any, model).num_classes != objective.num_classes:
             _reset_classifier(model, objective.num_classes)
         self.backbone = model
@@ -85,7 +88,7 @@ class CrowdModel(nn.Module):
         # whether classifier(pre-logits) is the model's output: structure says so, the first batch confirms
         self._single_head = self._timm and _has_linear_classifier(model)
         self._confirmed = False
-        if objective.needs_features and features is None and self._single_head:
+        if tells and self._single_head:  # now also of a model that had no classifier
             objective.set_feature_dim(cast(Any, model).get_classifier().in_features)
 
     def forward(

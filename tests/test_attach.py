@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from crowdnal.annotations import Annotations
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
-from crowdnal.objectives import CrowdLayer, Objective
+from crowdnal.objectives import CoNAL, CrowdLayer, Objective
 
 
 class WithFeatures(Objective):
@@ -189,6 +189,16 @@ def test_headless_timm_model_gets_a_classifier_and_a_fitting_one_keeps_its_own()
     classifier = fitting.get_classifier()
     attach(fitting, CrowdLayer(C, R))
     assert fitting.get_classifier() is classifier
+
+
+def test_a_feature_length_that_does_not_fit_changes_nothing():
+    model = timm_model("test_resnet", num_classes=11)
+    with pytest.raises(ValueError, match="feature_dim=7"):
+        attach(model, CoNAL(C, R, feature_dim=7))
+    assert model.num_classes == 11 and model.get_classifier().out_features == 11
+    headless = timm_model("test_resnet", num_classes=0)
+    attached = attach(headless, CoNAL(C, R))
+    assert attached.objective.source.hidden.in_features == headless.get_classifier().in_features
 
 
 def test_distilled_training_mode_is_refused_clearly():
