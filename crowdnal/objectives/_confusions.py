@@ -92,6 +92,22 @@ class ConfusionObjective(Objective):
         return (logits.log_softmax(-1) + segment_sum(rows, annotations)).softmax(-1)
 
 
+class MixtureObjective(ConfusionObjective):
+    """Base of those whose label probabilities are ``p A_r``: the mixture link."""
+
+    annotators: LowRankMixture | NormalizedConfusion
+
+    def _nll(
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
+    ) -> Tensor:
+        return self.annotators.nll(logits.log_softmax(-1), self._by_matrix(annotations), weight, reduction)
+
+
 def annotators_in(annotations: Annotations) -> tuple[Tensor, Tensor]:
     """Each annotator of the batch once, in min(nnz, R) slots, and a float mask of the slots in use.
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import LowRankMixture, Normalization, NormalizedConfusion
 from crowdnal.functional import Reduction
-from crowdnal.objectives._confusions import ConfusionObjective, Groups, annotators_in
+from crowdnal.objectives._confusions import Groups, MixtureObjective, annotators_in
 from crowdnal.objectives.trace import Scope
 
 Volume = Literal["F", "W"]
 
 
-class GeoCrowdNet(ConfusionObjective):
+class GeoCrowdNet(MixtureObjective):
     """``-log Σ_k p[k] A_r[k, y]`` of each label, minus ``volume_weight`` times the log-volume of all p or of all A.
 
     Of all pairs of predictions and confusions with the same products the true one has the predictions of the largest
@@ -106,16 +106,6 @@ class GeoCrowdNet(ConfusionObjective):
         labelled = annotations.counts > 0
         p = logits.softmax(-1).where(labelled.unsqueeze(1), 0.0)
         return loss - self.volume_weight * log_det(p.T @ p / labelled.sum())
-
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
-        return self.annotators.nll(logits.log_softmax(-1), self._by_matrix(annotations), weight, reduction)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""

@@ -10,12 +10,12 @@ from torch import Tensor
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import Normalization, NormalizedConfusion
 from crowdnal.functional import Reduction
-from crowdnal.objectives._confusions import ConfusionObjective
+from crowdnal.objectives._confusions import MixtureObjective
 
 Regularizer = Literal["trace", "frobenius"]
 
 
-class SingleConfusion(ConfusionObjective):
+class SingleConfusion(MixtureObjective):
     """``-log Σ_k p[k] A[k, y]`` of each label with one matrix for all annotators, plus a penalty on A.
 
     The baseline that knows labels to be noisy but not who gave them. The penalty is ``penalty_weight`` times the trace
@@ -68,16 +68,6 @@ class SingleConfusion(ConfusionObjective):
         if self.regularizer == "trace":
             return self.penalty_weight * self.annotators.traces().sum()
         return self.penalty_weight * torch.exp(2 * self.annotators.log_probs()).sum()
-
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
-        return self.annotators.nll(logits.log_softmax(-1), self._by_matrix(annotations), weight, reduction)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""

@@ -12,12 +12,12 @@ from torch import Tensor
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import LowRankMixture, Normalization, NormalizedConfusion
 from crowdnal.functional import Reduction
-from crowdnal.objectives._confusions import ConfusionObjective, Groups, annotators_in
+from crowdnal.objectives._confusions import Groups, MixtureObjective, annotators_in
 
 Scope = Literal["all", "batch"]
 
 
-class TraceRegularized(ConfusionObjective):
+class TraceRegularized(MixtureObjective):
     """``-log Σ_k p[k] A_r[k, y]`` of each label, plus ``trace_weight`` times the mean trace of all ``A_r``.
 
     The trace is *minimised*: of all confusions that explain the labels, those of the smallest trace are the
@@ -121,16 +121,6 @@ class TraceRegularized(ConfusionObjective):
                 "objective.on_epoch_start(epoch) before every epoch, or use warmup_epochs=0"
             )
         return self._in_warmup
-
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
-        return self.annotators.nll(logits.log_softmax(-1), self._by_matrix(annotations), weight, reduction)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""
