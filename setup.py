@@ -14,6 +14,7 @@ from setuptools import setup
 TORCH_TARGET = "0x020a000000000000"  # the stable ABI of torch 2.10: one binary for it and all later ones
 BYTES_PER_JOB = 2 << 30
 # Nothing reads errno or floating point exceptions: without them selections need no branches. Results are the same.
+# Vectors wider than the processor's are passed between inlined functions only: no ABI to warn of.
 VECTORIZE = ["-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"]
 
 

@@ -10,20 +10,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from crowdnal import reference
 from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction, crowd_mixture_nll
-from crowdnal.functional._common import index_of
-from crowdnal.functional._reduction import reduce
 from crowdnal.functional._sparse import select
-from crowdnal.functional.mix import gather_rows, mix, mix_rows
+from crowdnal.functional.mix import gather_rows
 from crowdnal.metrics import empirical_confusion
 
 Normalization = Literal["softmax", "softplus"]
-CELLS = 1 << 24
-"""How many cells of low-rank matrices are built at a time where none of them is to be kept."""
 
 
 def eye(num_classes: int, num_labels: int) -> Tensor:
@@ -196,163 +191,3 @@ class NormalizedConfusion(nn.Module):
     def extra_repr(self) -> str:
         """What ``print(module)`` adds."""
         return f"{tuple(self.weight.shape)}, normalization={self.normalization!r}"
-
-
-class LowRankConfusion(nn.Module):
-    """A diagonal plus a matrix of low rank an annotator for the softmax link: ``W_r = diag(d_r) + U_r V_r``.
-
-    ``diagonal [R, min(C, K)]`` starts at 1, ``left [R, C, rank]`` random (variance 1 / rank), ``right [R, rank, K]`` at
-    0: W starts as the (rectangular) identity. R (C + K) (rank + 1) numbers at most instead of R C K, and no W is built
-    for the scores of annotations.
-    """
-
-    def __init__(self, num_annotators: int, num_classes: int, num_labels: int, *, rank: int) -> None:
-        super().__init__()
-        self.diagonal = nn.Parameter(torch.empty(num_annotators, min(num_classes, num_labels)))
-        self.left = nn.Parameter(torch.empty(num_annotators, num_classes, rank))
-        self.right = nn.Parameter(torch.empty(num_annotators, rank, num_labels))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Back to a start."""
-        with torch.no_grad():
-            self.diagonal.fill_(1.0)
-            self.left.normal_(std=self.left.shape[2] ** -0.5)  # at 0 like the other factor neither would get a gradient
-            self.right.zero_()
-
-    def scores(self, probs: Tensor, annotations: Annotations) -> Tensor:
-        """Scores of the observed labels ``[nnz, K]`` given ``probs [B, C]``; nothing larger is built."""
-        annotator, order = annotations.annotator, annotations.order
-        kept, num_labels = self.diagonal.shape[1], self.right.shape[2]
-        left, right = self.left.to(probs.dtype), self.right.to(probs.dtype)
-        h = gather_rows(probs, annotations.item, torch.arange(len(annotator), device=annotator.device))[:, :kept]
-        h = h * gather_rows(self.diagonal.to(h.dtype), annotator, order)
-        low = mix_rows(mix(probs, left, index_of(annotations)), right, annotator, order)
-        return F.pad(h, (0, num_labels - kept)) + low
-
-    def probs(self) -> Tensor:
-        """``[R, C, K]``: softmax of each row of W. Builds what the scores do without."""
-        return self._log_probs(slice(None)).exp()
-
-    def diagonals(self) -> Tensor:
-        """``[R, min(C, K)]``: the diagonal of :meth:`probs`, of some annotators at a time."""
-        blocks = torch.arange(len(self.diagonal), device=self.diagonal.device).split(self._block())
-        return torch.cat([self._log_probs(block).diagonal(dim1=1, dim2=2).exp() for block in blocks])
-
-    @torch.no_grad()
-    def log_likelihoods(self, annotations: Annotations) -> Tensor:
-        """``[nnz, C]``: log-probability of each observed label under each true class, some annotators at a time."""
-        rank, label, first = annotations.rank, annotations.label, 0
-        rows = whole(self.diagonal).new_empty(len(label), self.left.shape[1])
-        for block in annotations.touched.split(self._block()):
-            mine = ((rank >= first) & (rank < first + len(block))).nonzero().squeeze(1)
-            rows[mine] = self._log_probs(block)[rank[mine] - first, :, label[mine]]
-            first += len(block)
-        return rows
-
-    def _block(self) -> int:
-        return max(CELLS // (self.left.shape[1] * self.right.shape[2]), 1)
-
-    def _log_probs(self, annotators: Tensor | slice) -> Tensor:
-        scores = whole(self.left)[annotators] @ whole(self.right)[annotators]
-        scores.diagonal(dim1=1, dim2=2).add_(whole(self.diagonal)[annotators])
-        return scores.log_softmax(-1)
-
-    def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
-        return f"{(*self.left.shape[:2], self.right.shape[2])}, rank={self.left.shape[2]}"
-
-
-class LowRankMixture(nn.Module):
-    """Row-stochastic matrix an annotator for the mixture link: a diagonal plus a mixture of ``rank`` distributions.
-
-    ``A_r[k, y] = a_r[k] 1[y = k] + (1 - a_r[k]) Σ_m s_r[k, m] b_r[m, y]``: an annotator who sees class k names it with
-    probability a; else one of ``rank`` habits answers, which k chooses. ``a`` is the sigmoid of ``diagonal
-    [R, min(C, K)]`` (0 for a class that is no label), ``s`` the softmax over m of ``choice [R, rank, C]``, ``b`` the
-    softmax over y of ``habit [R, rank, K]``. Starts: a = 0.95, s uniform, habit normal of deviation 0.1 (equal habits
-    would stay equal). An annotation costs (C + K) rank, and no A is built.
-    """
-
-    START = 3.0
-
-    def __init__(self, num_annotators: int, num_classes: int, num_labels: int, *, rank: int) -> None:
-        super().__init__()
-        self.diagonal = nn.Parameter(torch.empty(num_annotators, min(num_classes, num_labels)))
-        self.choice = nn.Parameter(torch.empty(num_annotators, rank, num_classes))
-        self.habit = nn.Parameter(torch.empty(num_annotators, rank, num_labels))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Back to a start."""
-        with torch.no_grad():
-            self.diagonal.fill_(self.START)
-            self.choice.zero_()
-            self.habit.normal_(std=0.1)
-
-    def nll(
-        self, log_probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction
-    ) -> Tensor:
-        """``-log Σ_k p_i[k] A_r[k, y]`` of each label, in log space: as `NormalizedConfusion.nll`."""
-        dtype, annotator, order, label = log_probs.dtype, annotations.annotator, annotations.order, annotations.label
-        (_, kept), (_, rank, num_labels) = self.diagonal.shape, self.habit.shape
-        log_p = gather_rows(log_probs, annotations.item, torch.arange(len(label), device=label.device))
-        logit = gather_rows(self.diagonal.to(dtype), annotator, order)
-        named = (log_p[:, :kept] + F.logsigmoid(logit)).gather(1, label.clamp(max=kept - 1).unsqueeze(1)).squeeze(1)
-        named = named.where(label < kept, -torch.inf)
-        rest = log_p + F.pad(F.logsigmoid(-logit), (0, log_p.shape[1] - kept))
-        # the habits are labels of a mixture of their own: log Σ_k p (1 - a) s of each, for each annotation
-        habits = -crowd_mixture_nll(
-            rest, self.choice, annotations.each_label(rank), normalization="softmax", reduction="none"
-        )
-        rows = gather_rows(self.habit.to(dtype).flatten(1), annotator, order).view(-1, rank, num_labels)
-        answers = rows.log_softmax(-1).gather(2, label.view(-1, 1, 1).expand(-1, rank, 1)).squeeze(2)
-        # not logaddexp, whose second derivatives are NaN where one side is negligible
-        log_q = torch.cat([named.unsqueeze(1), habits.view(-1, rank) + answers], 1).logsumexp(1)
-        return reduce(-log_q, annotations, weight, reduction)
-
-    def traces(self, annotators: Tensor | None = None) -> Tensor:
-        """Differentiable trace of every (given) annotator's matrix, ``[R]``; of min(C, K) cells."""
-        return self._diagonals(*(p if annotators is None else p[annotators] for p in self._parts())).sum(-1)
-
-    def diagonals(self) -> Tensor:
-        """``[R, min(C, K)]``: the diagonal of :meth:`probs`."""
-        return self._diagonals(*map(whole, self._parts()))
-
-    def probs(self) -> Tensor:
-        """``[R, C, K]``, as users see it. Builds what the likelihood does without."""
-        a, s, b = self._activated(*map(whole, self._parts()))
-        num_classes, kept = s.shape[2], a.shape[1]
-        mixed = (s * F.pad(1 - a, (0, num_classes - kept), value=1.0).unsqueeze(1)).transpose(1, 2) @ b
-        mixed.diagonal(dim1=1, dim2=2).add_(a)
-        return mixed
-
-    @torch.no_grad()
-    def log_likelihoods(self, annotations: Annotations) -> Tensor:
-        """``[nnz, C]``: log-probability of each observed label under each true class."""
-        diagonal, choice, habit = map(whole, self._parts())
-        annotator, label, kept = annotations.annotator, annotations.label, diagonal.shape[1]
-        log_s, log_b = choice.log_softmax(1), habit.log_softmax(2)
-        rows = torch.full((len(label), choice.shape[2]), -torch.inf, dtype=choice.dtype, device=choice.device)
-        for m in range(choice.shape[1]):
-            rows = rows.logaddexp(log_s[annotator, m] + log_b[annotator, m, label].unsqueeze(1))
-        rows[:, :kept] += F.logsigmoid(-diagonal)[annotator]
-        same = (label < kept).nonzero().squeeze(1)
-        named = F.logsigmoid(diagonal)[annotator[same], label[same]]
-        rows[same, label[same]] = rows[same, label[same]].logaddexp(named)
-        return rows
-
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.diagonal, self.choice, self.habit
-
-    @staticmethod
-    def _activated(diagonal: Tensor, choice: Tensor, habit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = torch.promote_types(diagonal.dtype, torch.float32)
-        return diagonal.to(dtype).sigmoid(), choice.to(dtype).softmax(1), habit.to(dtype).softmax(2)
-
-    def _diagonals(self, *parts: Tensor) -> Tensor:
-        a, s, b = self._activated(*parts)
-        return a + (1 - a) * (s[:, :, : a.shape[1]] * b[:, :, : a.shape[1]]).sum(1)
-
-    def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
-        return f"{(len(self.choice), self.choice.shape[2], self.habit.shape[2])}, rank={self.choice.shape[1]}"

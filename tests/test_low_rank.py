@@ -14,7 +14,7 @@ from test_methods import Largest, annotate, blobs, fit, planted
 from torch import Tensor, nn
 
 from crowdnal.annotations import Annotations
-from crowdnal.confusion import LowRankConfusion, LowRankMixture
+from crowdnal.low_rank import LowRankConfusion, LowRankMixture
 from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, TraceRegularized
 from crowdnal.train.config import InputError, parse_options
 
@@ -118,7 +118,7 @@ def test_blocks_of_annotators_change_nothing(cls, monkeypatch):
     p = make_problem(8, 6, 4, 3, 3, seed=5)
     objective = perturbed(cls(4, 6, num_labels=3, rank=2))
     whole = objective.posterior(p.scores, p.annotations), objective.reliability()
-    monkeypatch.setattr("crowdnal.confusion.CELLS", 4 * 3 * 2)
+    monkeypatch.setattr("crowdnal.low_rank.CELLS", 4 * 3 * 2)
     torch.testing.assert_close((objective.posterior(p.scores, p.annotations), objective.reliability()), whole)
 
 

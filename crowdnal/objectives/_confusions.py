@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
-from crowdnal.confusion import (
-    FreeConfusion,
-    LowRankConfusion,
-    LowRankMixture,
-    NormalizedConfusion,
-    VectorConfusion,
-)
+from crowdnal.confusion import FreeConfusion, NormalizedConfusion, VectorConfusion
 from crowdnal.functional import Reduction, segment_sum
+from crowdnal.low_rank import LowRankConfusion, LowRankMixture
 from crowdnal.objectives.base import Objective
 
 Groups = Tensor | Sequence[int]
