@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from crowdnal.objectives._history import Round
+from crowdnal.objectives._rounds import RoundsObjective
 from crowdnal.objectives.base import Objective, Predict
 from crowdnal.objectives.bootstrap import SoftBootstrap
 from crowdnal.objectives.conal import CoNAL
@@ -66,6 +68,8 @@ __all__ = [
     "Objective",
     "OverparametrizedCrowdLayer",
     "Predict",
+    "Round",
+    "RoundsObjective",
     "SingleConfusion",
     "SoftBootstrap",
     "SoftMajorityVote",
