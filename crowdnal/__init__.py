@@ -12,6 +12,7 @@ from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.objectives import (
     CoNAL,
+    CoNALEM,
     CrowdLayer,
     DoctorNet,
     GeoCrowdNet,
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Annotations",
     "CoNAL",
+    "CoNALEM",
     "CoNALEMResult",
     "CrowdDataset",
     "CrowdLayer",
