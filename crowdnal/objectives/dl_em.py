@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from crowdnal._distributed import sum_over_processes
+from crowdnal._distributed import num_processes, sum_over_processes
 from crowdnal._em import possible
 from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction, crowd_posterior, label_counts
@@ -109,7 +109,7 @@ class DLEM(CountedObjective):
                 log_prior = log_prior.where(possible(self._gold_of(annotations), self.num_classes), -math.inf)
             table = self.log_confusion.to(logits.dtype)
             targets = crowd_posterior(log_prior, table, annotations, normalization="none")
-            if self.training and annotations.num_annotations > 0:
+            if self.training and (annotations.num_annotations > 0 or num_processes() > 1):  # all or none wait
                 counts = sum_over_processes(label_counts(targets, annotations))
                 self.running.mul_(self.decay).add_(counts)
                 self._count(self.running)
