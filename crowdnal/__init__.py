@@ -3,7 +3,7 @@
 Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and the network learns the true label.
 """
 
-from crowdnal import functional, metrics, objectives, simulation
+from crowdnal import functional, metrics, multilabel, objectives, simulation
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
 from crowdnal.callbacks import EMCallback
@@ -11,6 +11,8 @@ from crowdnal.conal_em import CoNALEMResult, conal_em
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.objectives import (
+    LIA,
+    LIAML,
     CoNAL,
     CrowdLayer,
     DoctorNet,
@@ -32,6 +34,8 @@ from crowdnal.posterior import posterior
 __version__ = "0.1.0"
 
 __all__ = [
+    "LIA",
+    "LIAML",
     "Annotations",
     "CoNAL",
     "CoNALEMResult",
@@ -63,6 +67,7 @@ __all__ = [
     "dawid_skene",
     "functional",
     "metrics",
+    "multilabel",
     "objectives",
     "posterior",
     "simulation",

@@ -13,6 +13,8 @@ from crowdnal.objectives.conal import CoNAL
 from crowdnal.objectives.crowd_layer import CrowdLayer
 from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.geocrowdnet import GeoCrowdNet
+from crowdnal.objectives.lia import LIA
+from crowdnal.objectives.lia_ml import LIAML
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
 from crowdnal.objectives.max_mig import MaxMIG
 from crowdnal.objectives.overparametrized import OverparametrizedCrowdLayer
@@ -37,6 +39,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         MaxMIG,
         DoctorNet,
         WeightedDoctorNet,
+        LIA,
     )
 }
 
@@ -58,6 +61,8 @@ def create(name: str, **kwargs: Any) -> Objective:
 
 
 __all__ = [
+    "LIA",
+    "LIAML",
     "OBJECTIVES",
     "CoNAL",
     "CrowdLayer",
