@@ -10,6 +10,7 @@ from crowdnal.objectives._rounds import RoundsObjective
 from crowdnal.objectives.base import Objective, Predict
 from crowdnal.objectives.bootstrap import SoftBootstrap
 from crowdnal.objectives.conal import CoNAL
+from crowdnal.objectives.conal_em import CoNALEM
 from crowdnal.objectives.crowd_layer import CrowdLayer
 from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.geocrowdnet import GeoCrowdNet
@@ -35,6 +36,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         SingleConfusion,
         GeoCrowdNet,
         CoNAL,
+        CoNALEM,
         UnionNet,
         MaxMIG,
         DoctorNet,
@@ -65,6 +67,7 @@ __all__ = [
     "LIAML",
     "OBJECTIVES",
     "CoNAL",
+    "CoNALEM",
     "CrowdLayer",
     "DoctorNet",
     "GeoCrowdNet",

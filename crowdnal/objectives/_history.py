@@ -15,20 +15,20 @@ class Round(NamedTuple):
         round: 1, 2, ...
         epoch: before which it took place.
         log_likelihood: of all annotations, under classifier and annotators as the round found them.
-        seconds: it took, the predictions included.
+        seconds: it took, the predictions included; None after a checkpoint, which is the same bits for the same run.
     """
 
     round: int
     epoch: int
     log_likelihood: float
-    seconds: float
+    seconds: float | None = None
 
 
 def to_tensor(history: list[Round]) -> Tensor:
-    """``[T, 4]`` float64: every checkpoint format can hold a tensor."""
-    return torch.tensor(history, dtype=torch.float64).view(-1, len(Round._fields))
+    """``[T, 3]`` float64, without the seconds: every checkpoint format can hold a tensor."""
+    return torch.tensor([made[:3] for made in history], dtype=torch.float64).view(-1, 3)
 
 
 def from_tensor(state: Tensor) -> list[Round]:
     """What `to_tensor` made a tensor of."""
-    return [Round(int(number), int(epoch), *rest) for number, epoch, *rest in state.tolist()]
+    return [Round(int(number), int(epoch), likelihood) for number, epoch, likelihood in state.tolist()]
