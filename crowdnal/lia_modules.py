@@ -145,7 +145,7 @@ class PairModel(nn.Module):
     @torch.no_grad()
     def confusion(self, references: Tensor) -> Tensor:
         """``[R, tags, C, K]``, each the mean over the instances that ``references`` (rows of features) stand for."""
-        people = self.annotators.values.to(torch.promote_types(self.annotators.values.dtype, torch.float32))
+        people = self.annotators.values.to(torch.promote_types(self.competence.output.weight.dtype, torch.float32))
         if self.instances is not None:
             references = self.instances[spaced(len(self.instances), 128)]
         references, found = references.to(people), []
