@@ -33,6 +33,9 @@ class LIA(PairEM):
     The truth of a labelled item is :meth:`posterior` (the E-step), that of an unlabelled one the classifier's h. The
     loss is a mean over labelled items; ``"item_mean"`` is the same, ``"none"`` gives each item's, ``[B]``.
 
+    D sees the item, so that in the end it can explain the labels without h: with more steps than the data bear the
+    likelihood rises and the truth gets lost. Let the likelihood of held-out annotations say when to stop.
+
     Args:
         epochs_per_round: epochs of an M-step, 1 or more.
         rounds: M-steps before fine-tuning, 0 or more.
