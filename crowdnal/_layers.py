@@ -69,10 +69,17 @@ class MLP(nn.Module):
         """Makes the parameters that depend on the length of the input; an error if it is another one."""
         set_input_size(self.input, size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, inputs] -> [B, outputs]``."""
-        self.set_input_size(x.shape[1])
-        for n, layer in enumerate(self.layers):
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        """``[..., inputs] -> [..., outputs]``; with ``extra [..., E]`` (it may broadcast), of the two side by side."""
+        first = self.input
+        if extra is None:
+            self.set_input_size(x.shape[-1])
+            x = linear(first, x)
+        else:
+            self.set_input_size(x.shape[-1] + extra.shape[-1])
+            left, right = first.weight.to(x.dtype).split([x.shape[-1], extra.shape[-1]], 1)
+            x = F.linear(x, left, first.bias.to(x.dtype)) + F.linear(extra, right)  # nothing is copied side by side
+        for layer in list(self.layers)[1:]:
             assert isinstance(layer, nn.Linear)
-            x = linear(layer, x.relu() if n else x)
+            x = linear(layer, x.relu())
         return x

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from crowdnal import functional
 from crowdnal._layers import MLP
 from crowdnal.annotations import Annotations
+from crowdnal.functional.mix import gather_rows
 from crowdnal.noise_source import checked_annotator_features
 
 Instance = Literal["features", "embedding"]
@@ -138,7 +139,7 @@ class PairModel(nn.Module):
             owner = owner * self.num_tags + tags[annotations.item]
             order = torch.argsort(owner, stable=True)
         owners, annotations = present(annotations, owner, annotations.num_annotators * self.num_tags, order)
-        people = self.annotators.values.to(dtype)[owners // self.num_tags]
+        people = rows_of(self.annotators.values.to(dtype), owners // self.num_tags)
         competence = self._tensors(self.competence, people, owners % self.num_tags)
         return functional.pair_confusion(difficulty, competence, annotations)
 
@@ -164,9 +165,10 @@ class PairModel(nn.Module):
 
     def _tensors(self, mlp: MLP, representation: Tensor, tags: Tensor | None) -> Tensor:
         """``[n, C, K, L]``."""
+        extra = None
         if self.tags is not None and tags is not None:
-            representation = torch.cat([representation, self.tags.to(representation.dtype)[tags]], 1)
-        tensors: Tensor = mlp(representation)
+            extra = rows_of(self.tags.to(representation.dtype), tags)
+        tensors: Tensor = mlp(representation, extra)
         return tensors.unflatten(1, self.shape)
 
     def _instances(self, annotations: Annotations, features: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -181,7 +183,7 @@ class PairModel(nn.Module):
                 f"item_id of item {i} is {int(self._item_ids(annotations)[i])}, but there are embeddings of "
                 f"num_items={size * self.num_tags} items: an item that was not there has none"
             )
-        return self.instances.to(dtype)[rows]
+        return rows_of(self.instances.to(dtype), rows)
 
     def _item_ids(self, annotations: Annotations) -> Tensor:
         found = annotations.item_id
@@ -213,6 +215,11 @@ def present(annotations: Annotations, owner: Tensor, num_owners: int, order: Ten
     owners = ordered.new_zeros(min(len(ordered), num_owners)).scatter(0, ordered_slot, ordered)
     slot = torch.empty_like(ordered_slot).scatter(0, order, ordered_slot)
     return owners, annotations.given_by(slot, len(owners), order)
+
+
+def rows_of(table: Tensor, index: Tensor) -> Tensor:
+    """``table[index]``, whose gradient is a sum in a fixed order."""
+    return gather_rows(table, index, torch.argsort(index, stable=True))
 
 
 def spaced(count: int, most: int) -> Tensor:

@@ -186,7 +186,5 @@ class TagClassifier(nn.Module):
     def forward(self, instances: Any) -> tuple[Tensor, Tensor]:
         """See the class."""
         features: Tensor = self.backbone(instances)
-        num_tags = len(self.tags)
-        rows = features.repeat_interleave(num_tags, 0)
-        tags = self.tags.to(features.dtype).repeat(len(features), 1)
-        return self.head(torch.cat([rows, tags], 1)), rows
+        logits = self.head(features.unsqueeze(1), self.tags.to(features.dtype).unsqueeze(0))
+        return logits.flatten(0, 1), features.repeat_interleave(len(self.tags), 0)
