@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TABLES = ("aggregation", "labelme", "music")
+TABLES = ("aggregation", "ccc", "cmm", "labelme", "lia", "music")
 
 
 def data_root(argument: str | None) -> Path:

@@ -3,7 +3,7 @@
 Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and the network learns the true label.
 """
 
-from crowdnal import functional, metrics, objectives, simulation
+from crowdnal import functional, metrics, multilabel, objectives, simulation
 from crowdnal.aggregation import aggregate
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
@@ -16,6 +16,8 @@ from crowdnal.objectives import (
     DLDS,
     DLEM,
     DLWC,
+    LIA,
+    LIAML,
     MBEM,
     CoNAL,
     CoNALEM,
@@ -42,6 +44,8 @@ from crowdnal.worker_clustering import WorkerClusteringResult, worker_clustering
 __version__ = "0.1.0"
 
 __all__ = [
+    "LIA",
+    "LIAML",
     "DLDS",
     "DLEM",
     "DLWC",
@@ -82,6 +86,7 @@ __all__ = [
     "dawid_skene",
     "functional",
     "metrics",
+    "multilabel",
     "mmce",
     "objectives",
     "one_coin",

@@ -325,9 +325,13 @@ class Annotations:
 
         Shares every tensor but ``annotator``; ids are dropped.
         """
+        return self.given_by(groups[self.annotator], num_groups)
+
+    def given_by(self, annotator: Tensor, num_annotators: int, order: Tensor | None = None) -> Annotations:
+        """The same labels from ``annotator [nnz]`` (values below ``num_annotators``, and ``order``, trusted)."""
         new = object.__new__(type(self))
-        given = (self.indptr, groups[self.annotator], self.label, self.weight, self.item_id)
-        new._fill((num_groups, self.num_classes), None, *given, self._item, None, None, None)
+        given = (self.indptr, annotator, self.label, self.weight, self.item_id)
+        new._fill((num_annotators, self.num_classes), None, *given, self._item, order, None, None)
         return new
 
     def each_label(self, num_labels: int) -> Annotations:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from crowdnal._layers import linear, set_input_size
 from crowdnal.annotations import Annotations
 from crowdnal.functional._common import index_of
 from crowdnal.functional._sparse import compact
@@ -43,7 +44,7 @@ class NoiseSource(nn.Module):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{argument}={size!r} must be a positive integer")
         if annotator_features is not None:
-            annotator_features = _checked(annotator_features, num_annotators)
+            annotator_features = checked_annotator_features(annotator_features, num_annotators)
         self.normalize_items = normalize_items
         self.sparse_grad = sparse_grad
         self.register_buffer("features", annotator_features)
@@ -64,21 +65,13 @@ class NoiseSource(nn.Module):
 
     def set_feature_dim(self, feature_dim: int) -> None:
         """Makes the parameters that depend on the length of an item's features; an error if it is another one."""
-        if isinstance(self.hidden, nn.LazyLinear):
-            weight = self.hidden.weight  # its size is known where a state was loaded
-            size = feature_dim if self.hidden.has_uninitialized_params() else weight.shape[1]
-            self.hidden(torch.empty(0, size, dtype=weight.dtype, device=weight.device))  # which makes it a Linear
-        if self.hidden.in_features != feature_dim:
-            raise ValueError(
-                f"features have length {feature_dim} but feature_dim={self.hidden.in_features}: give the objective "
-                "the length of what it is fed, or leave feature_dim out"
-            )
+        set_input_size(self.hidden, feature_dim)
 
     def forward(self, features: Tensor, annotations: Annotations) -> Tensor:
         """Logits ``[nnz]`` of ω, for features ``[B, ...]`` (flattened), in their dtype."""
         features = features.flatten(1)
         self.set_feature_dim(features.shape[1])
-        items = _linear(self.items, _linear(self.hidden, features))
+        items = linear(self.items, linear(self.hidden, features))
         if self.normalize_items:
             items = F.normalize(items, dim=1)
         annotators, index = self._annotators(annotations, items.dtype)
@@ -105,12 +98,8 @@ class NoiseSource(nn.Module):
         return f"annotator {what} {tuple(self.annotators.shape)}, normalize_items={self.normalize_items}"
 
 
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """In the dtype of x, whatever that of the parameters is."""
-    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
-
-
-def _checked(features: Tensor, num_annotators: int) -> Tensor:
+def checked_annotator_features(features: Tensor, num_annotators: int) -> Tensor:
+    """A copy of the features ``[R, F]`` of annotators; a ValueError where they are none."""
     features = torch.as_tensor(features).detach()
     if features.dim() != 2 or features.shape[0] != num_annotators or features.shape[1] == 0:
         raise ValueError(

@@ -18,6 +18,8 @@ from crowdnal.objectives.dl_em import DLEM
 from crowdnal.objectives.dl_wc import DLWC
 from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.geocrowdnet import GeoCrowdNet
+from crowdnal.objectives.lia import LIA
+from crowdnal.objectives.lia_ml import LIAML
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
 from crowdnal.objectives.max_mig import MaxMIG
 from crowdnal.objectives.mbem import MBEM
@@ -44,6 +46,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         MaxMIG,
         DoctorNet,
         WeightedDoctorNet,
+        LIA,
         DLEM,
         DLDS,
         MBEM,
@@ -70,6 +73,8 @@ def create(name: str, **kwargs: Any) -> Objective:
 
 
 __all__ = [
+    "LIA",
+    "LIAML",
     "DLDS",
     "DLEM",
     "DLWC",
