@@ -11,6 +11,7 @@ from crowdnal.conal_em import CoNALEMResult, conal_em
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.objectives import (
+    CMM,
     CoNAL,
     CrowdLayer,
     DoctorNet,
@@ -28,10 +29,12 @@ from crowdnal.objectives import (
 )
 from crowdnal.ops import backend
 from crowdnal.posterior import posterior
+from crowdnal.restarts import Restarts, best_of_restarts
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CMM",
     "Annotations",
     "CoNAL",
     "CoNALEMResult",
@@ -47,6 +50,7 @@ __all__ = [
     "MaxMIG",
     "Objective",
     "OverparametrizedCrowdLayer",
+    "Restarts",
     "SingleConfusion",
     "SoftBootstrap",
     "SoftMajorityVote",
@@ -57,6 +61,7 @@ __all__ = [
     "as_annotations",
     "attach",
     "backend",
+    "best_of_restarts",
     "collate",
     "conal_em",
     "concat",

@@ -64,15 +64,7 @@ class NoiseSource(nn.Module):
 
     def set_feature_dim(self, feature_dim: int) -> None:
         """Makes the parameters that depend on the length of an item's features; an error if it is another one."""
-        if isinstance(self.hidden, nn.LazyLinear):
-            weight = self.hidden.weight  # its size is known where a state was loaded
-            size = feature_dim if self.hidden.has_uninitialized_params() else weight.shape[1]
-            self.hidden(torch.empty(0, size, dtype=weight.dtype, device=weight.device))  # which makes it a Linear
-        if self.hidden.in_features != feature_dim:
-            raise ValueError(
-                f"features have length {feature_dim} but feature_dim={self.hidden.in_features}: give the objective "
-                "the length of what it is fed, or leave feature_dim out"
-            )
+        fit_linear(self.hidden, feature_dim)
 
     def forward(self, features: Tensor, annotations: Annotations) -> Tensor:
         """Logits ``[nnz]`` of ω, for features ``[B, ...]`` (flattened), in their dtype."""
@@ -103,6 +95,23 @@ class NoiseSource(nn.Module):
         """What ``print(module)`` adds."""
         what = "features" if self.features is not None else "identities"
         return f"annotator {what} {tuple(self.annotators.shape)}, normalize_items={self.normalize_items}"
+
+
+def fit_linear(layer: nn.Linear, feature_dim: int) -> None:
+    """Makes a lazy layer one for features of this length.
+
+    Raises:
+        ValueError: it has another one.
+    """
+    if isinstance(layer, nn.LazyLinear):
+        weight = layer.weight  # its size is known where a state was loaded
+        size = feature_dim if layer.has_uninitialized_params() else weight.shape[1]
+        layer(torch.empty(0, size, dtype=weight.dtype, device=weight.device))  # which makes it a Linear
+    if layer.in_features != feature_dim:
+        raise ValueError(
+            f"features have length {feature_dim} but feature_dim={layer.in_features}: give the objective "
+            "the length of what it is fed, or leave feature_dim out"
+        )
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:

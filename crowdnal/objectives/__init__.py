@@ -9,6 +9,7 @@ from crowdnal.objectives._history import Round
 from crowdnal.objectives._rounds import RoundsObjective
 from crowdnal.objectives.base import Objective, Predict
 from crowdnal.objectives.bootstrap import SoftBootstrap
+from crowdnal.objectives.cmm import CMM
 from crowdnal.objectives.conal import CoNAL
 from crowdnal.objectives.crowd_layer import CrowdLayer
 from crowdnal.objectives.doctor_net import DoctorNet
@@ -37,6 +38,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         MaxMIG,
         DoctorNet,
         WeightedDoctorNet,
+        CMM,
     )
 }
 
@@ -58,6 +60,7 @@ def create(name: str, **kwargs: Any) -> Objective:
 
 
 __all__ = [
+    "CMM",
     "OBJECTIVES",
     "CoNAL",
     "CrowdLayer",
