@@ -13,6 +13,7 @@ from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.objectives import (
     CMM,
     CoNAL,
+    CoNALEM,
     CrowdLayer,
     DoctorNet,
     GeoCrowdNet,
@@ -37,6 +38,7 @@ __all__ = [
     "CMM",
     "Annotations",
     "CoNAL",
+    "CoNALEM",
     "CoNALEMResult",
     "CrowdDataset",
     "CrowdLayer",

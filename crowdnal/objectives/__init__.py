@@ -11,6 +11,7 @@ from crowdnal.objectives.base import Objective, Predict
 from crowdnal.objectives.bootstrap import SoftBootstrap
 from crowdnal.objectives.cmm import CMM
 from crowdnal.objectives.conal import CoNAL
+from crowdnal.objectives.conal_em import CoNALEM
 from crowdnal.objectives.crowd_layer import CrowdLayer
 from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.geocrowdnet import GeoCrowdNet
@@ -34,6 +35,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         SingleConfusion,
         GeoCrowdNet,
         CoNAL,
+        CoNALEM,
         UnionNet,
         MaxMIG,
         DoctorNet,
@@ -63,6 +65,7 @@ __all__ = [
     "CMM",
     "OBJECTIVES",
     "CoNAL",
+    "CoNALEM",
     "CrowdLayer",
     "DoctorNet",
     "GeoCrowdNet",
