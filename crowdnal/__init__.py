@@ -4,17 +4,24 @@ Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and th
 """
 
 from crowdnal import functional, metrics, objectives, simulation
+from crowdnal.aggregation import aggregate
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
 from crowdnal.callbacks import EMCallback
 from crowdnal.conal_em import CoNALEMResult, conal_em
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
+from crowdnal.mmce import MMCEResult, mmce
 from crowdnal.objectives import (
     CMM,
+    DLDS,
+    DLEM,
+    DLWC,
+    MBEM,
     CoNAL,
     CoNALEM,
     CrowdLayer,
+    DLAggregate,
     DoctorNet,
     GeoCrowdNet,
     MajorityVote,
@@ -28,14 +35,20 @@ from crowdnal.objectives import (
     UnionNet,
     WeightedDoctorNet,
 )
+from crowdnal.one_coin import one_coin
 from crowdnal.ops import backend
 from crowdnal.posterior import posterior
 from crowdnal.restarts import Restarts, best_of_restarts
+from crowdnal.worker_clustering import WorkerClusteringResult, worker_clustering
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CMM",
+    "DLDS",
+    "DLEM",
+    "DLWC",
+    "MBEM",
     "Annotations",
     "CoNAL",
     "CoNALEM",
@@ -44,10 +57,12 @@ __all__ = [
     "CrowdLayer",
     "CrowdModel",
     "CrowdOutput",
+    "DLAggregate",
     "DawidSkeneResult",
     "DoctorNet",
     "EMCallback",
     "GeoCrowdNet",
+    "MMCEResult",
     "MajorityVote",
     "MaxMIG",
     "Objective",
@@ -60,6 +75,8 @@ __all__ = [
     "UnionNet",
     "Vocabulary",
     "WeightedDoctorNet",
+    "WorkerClusteringResult",
+    "aggregate",
     "as_annotations",
     "attach",
     "backend",
@@ -70,7 +87,10 @@ __all__ = [
     "dawid_skene",
     "functional",
     "metrics",
+    "mmce",
     "objectives",
+    "one_coin",
     "posterior",
     "simulation",
+    "worker_clustering",
 ]

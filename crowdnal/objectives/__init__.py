@@ -13,10 +13,15 @@ from crowdnal.objectives.cmm import CMM
 from crowdnal.objectives.conal import CoNAL
 from crowdnal.objectives.conal_em import CoNALEM
 from crowdnal.objectives.crowd_layer import CrowdLayer
+from crowdnal.objectives.dl_aggregate import DLAggregate
+from crowdnal.objectives.dl_ds import DLDS
+from crowdnal.objectives.dl_em import DLEM
+from crowdnal.objectives.dl_wc import DLWC
 from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.geocrowdnet import GeoCrowdNet
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
 from crowdnal.objectives.max_mig import MaxMIG
+from crowdnal.objectives.mbem import MBEM
 from crowdnal.objectives.overparametrized import OverparametrizedCrowdLayer
 from crowdnal.objectives.single_confusion import SingleConfusion
 from crowdnal.objectives.trace import TraceRegularized
@@ -41,6 +46,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
         DoctorNet,
         WeightedDoctorNet,
         CMM,
+        DLEM,
+        DLDS,
+        MBEM,
+        DLWC,
+        DLAggregate,
     )
 }
 
@@ -63,10 +73,15 @@ def create(name: str, **kwargs: Any) -> Objective:
 
 __all__ = [
     "CMM",
+    "DLDS",
+    "DLEM",
+    "DLWC",
+    "MBEM",
     "OBJECTIVES",
     "CoNAL",
     "CoNALEM",
     "CrowdLayer",
+    "DLAggregate",
     "DoctorNet",
     "GeoCrowdNet",
     "MajorityVote",

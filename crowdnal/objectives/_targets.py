@@ -27,6 +27,11 @@ def vote_shares(annotations: Annotations, num_classes: int) -> Tensor:
     return torch.where(total > 0, votes / total.where(total > 0, 1.0), even)
 
 
+def most_probable(scores: Tensor) -> Tensor:
+    """``[B, C]`` 1 at the largest of each row, the first of equals, and 0 elsewhere."""
+    return torch.zeros_like(scores).scatter_(1, scores.argmax(-1, keepdim=True), 1.0)
+
+
 def target_cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
     """``-Σ_k targets[k] log p[k]``, averaged over the items whose targets are not all zero.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.objectives._targets import target_cross_entropy
+from crowdnal.objectives._targets import most_probable, target_cross_entropy
 from crowdnal.objectives.base import Objective
 
 
@@ -46,8 +46,7 @@ class MajorityVote(Objective):
         total = votes.sum(-1, keepdim=True)
         if self.soft:
             return votes / total.where(total > 0, 1.0)
-        winner = torch.zeros_like(votes).scatter_(1, votes.argmax(-1, keepdim=True), 1.0)
-        return winner * (total > 0)
+        return most_probable(votes) * (total > 0)
 
     def confusion(self) -> Tensor:
         """Majority voting has none."""
