@@ -135,6 +135,8 @@ def group_posteriors(log_probs: Tensor, log_mixing: Tensor, annotations: Annotat
 
 def as_one(annotations: Annotations) -> Annotations:
     """The annotations, as if all were given by one annotator."""
+    if annotations.num_annotators == 1:
+        return annotations
     return annotations.regroup(annotations.annotator.new_zeros(1).expand(annotations.num_annotators), 1)
 
 

@@ -123,6 +123,18 @@ def test_a_label_set_of_another_size() -> None:
     assert objective.confusion().shape == (R, C, 5) and objective.group_confusion().shape == (3, C, 5)
 
 
+def test_a_step_is_one_graph() -> None:
+    objective = CMM(C, R, training="gradient")
+    logits = logits_of(dtype=torch.float32)
+    inputs = [logits.requires_grad_(), *objective.parameters()]
+    eager = objective(logits, batch())
+    torch._dynamo.reset()
+    compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")(logits, batch())
+    torch.testing.assert_close(compiled, eager)
+    grads = torch.autograd.grad(compiled, inputs)
+    torch.testing.assert_close(grads, torch.autograd.grad(eager, inputs))
+
+
 # EM in rounds
 
 

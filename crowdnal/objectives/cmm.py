@@ -1,7 +1,4 @@
-"""CMM: Mena & Ñanculef, Revisiting Machine Learning from Crowds: a Mixture Model for Grouping Annotations, 2019.
-
-Progress in Pattern Recognition, Image Analysis, Computer Vision, and Applications (CIARP).
-"""
+"""CMM: Mena & Ñanculef, Revisiting ML from Crowds: a Mixture Model for Grouping Annotations, CIARP 2019."""
 
 from __future__ import annotations
 
@@ -111,6 +108,7 @@ class CMM(GroupedObjective):
             feature_dim=feature_dim,
         )  # fmt: skip
         self.register_buffer("membership", torch.zeros(0, num_groups))
+        self._cells: Annotations | None = None  # of the run's annotations
 
     @property
     def converged(self) -> bool:
@@ -140,7 +138,7 @@ class CMM(GroupedObjective):
         if self.grouped == "annotators":
             mine = cluster_annotators(a, shares, groups, self.seed)[a.annotator]
         else:
-            a = label_cells(a)
+            a = self._cells_on(a.device)
             mine = cluster_labels(a, shares, groups, self.seed)
         self.membership = self.membership[:0]
         self._take(starting_counts(a, shares, mine, groups))
@@ -154,12 +152,26 @@ class CMM(GroupedObjective):
             if self.grouped == "annotators":
                 found = expect_annotators(logits.log_softmax(1), *model, annotations)
             else:
-                found = expect(logits.log_softmax(1), *model, label_cells(annotations))
+                found = expect(logits.log_softmax(1), *model, self._cells_on(logits.device))
             likelihood = found.log_likelihood
             self._take(found)
         if self.setting == "individual":
             self.membership = self.group_posteriors(logits, annotations, features).to(self.membership)
         return likelihood
+
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
+        super()._remember(annotations, predict)
+        self._cells = None
+
+    def _cells_on(self, device: torch.device) -> Annotations:
+        assert self._annotations is not None
+        cells = label_cells(self._annotations) if self._cells is None else self._cells
+        self._cells = cells.to(device)
+        return self._cells
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the run."""
+        return {**super().__getstate__(), "_cells": None}
 
     def _take(self, found: Expected) -> None:
         self.mixture.set(*maximise(found, self.smoothing))
