@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +16,9 @@ from crowdnal.functional import label_counts, segment_sum
 from crowdnal.functional._reduction import annotation_weight
 from crowdnal.functional.mix import scatter_rows
 
-_EPS = float(torch.finfo(torch.float32).eps)
+MOST = 100_000
+"""Cells that K-means is made of."""
+_FAR = -math.log(torch.finfo(torch.float32).eps)
 _BATCH = 1024
 
 
@@ -44,63 +49,93 @@ def cluster_labels(cells: Annotations, shares: Tensor, num_groups: int, seed: in
 
     Features ``v_i · (-log onehot_j)`` (v_i the shares of the votes, the zeros of the one-hot vector raised to 1.2e-7),
     their first three principal components, standardised, and K-means on those that occur, weighted by how often. The
-    authors' code takes all N·K pairs, those that nobody gave included, with equal weights.
+    authors' code takes all N·K pairs, those that nobody gave included, with equal weights. From 100,000 cells on, so
+    many drawn at random decide where the groups are.
 
-    Where there are fewer different cells than groups, the last groups stay empty.
+    Where there are fewer different cells than groups, the last groups stay empty; the largest is number 0.
     """
-    far = -torch.log(torch.tensor(_EPS, dtype=shares.dtype)).item()
-    features = far * shares[cells.item]
-    features.scatter_(1, cells.label.unsqueeze(1), 0.0)
     weight = annotation_weight(cells, None, shares.dtype)
-    used = torch.ones_like(cells.label, dtype=torch.bool) if weight is None else weight > 0
+    used = torch.arange(cells.num_annotations, device=shares.device)
+    used = used if weight is None else used[weight > 0]
     groups = torch.zeros_like(cells.label)
-    if bool(used.any()):
-        times = None if weight is None else weight[used].cpu().numpy()
-        found = cluster(features[used].cpu().numpy(), num_groups, seed, components=3, times=times)
-        groups[used] = torch.from_numpy(found).to(groups)
-    return groups
+    if len(used) == 0:
+        return groups
+    generator = torch.Generator().manual_seed(seed)
+    drawn = used if len(used) <= MOST else used[torch.randperm(len(used), generator=generator)[:MOST].to(used.device)]
+    times = None if weight is None else weight[drawn].cpu().numpy()
+    assign = fit_clusters(_features(cells, shares, drawn), num_groups, seed, components=3, times=times)
+    for block in used.split(MOST):
+        groups[block] = torch.from_numpy(assign(_features(cells, shares, block))).to(groups)
+    return largest_first(groups, weight, num_groups)
 
 
 def cluster_annotators(annotations: Annotations, shares: Tensor, num_groups: int, seed: int = 0) -> Tensor:
     """``[R]`` group of each annotator, by K-means of their confusions counted against the votes' shares.
 
     One label is added to every cell, so that who gave few labels is near everyone's middle; annotators without any are
-    in group 0.
+    in group 0, the largest of the others.
     """
     counts = label_counts(shares, annotations).transpose(1, 2) + 1
-    confusion = (counts / counts.sum(2, keepdim=True)).flatten(1)
+    points = (counts / counts.sum(2, keepdim=True)).flatten(1)
     used = torch.bincount(annotations.annotator, minlength=annotations.num_annotators) > 0
     groups = torch.zeros_like(used, dtype=torch.int64)
     if bool(used.any()):
-        groups[used] = torch.from_numpy(cluster(confusion[used].cpu().numpy(), num_groups, seed)).to(groups)
-    return groups
+        known = points[used].cpu().numpy()
+        groups[used] = torch.from_numpy(fit_clusters(known, num_groups, seed)(known)).to(groups)
+    return largest_first(groups, used.double(), num_groups)
 
 
-def cluster(
+def fit_clusters(
     points: np.ndarray,
     num_groups: int,
     seed: int,
     *,
     components: int | None = None,
     times: np.ndarray | None = None,
-) -> np.ndarray:
-    """``[L]`` K-means groups of points ``[L, D]``, L > 0, standardised; as many as there are different points at most.
+) -> Callable[[np.ndarray], np.ndarray]:
+    """K-means on points ``[L, D]``, L > 0, standardised; as many groups as there are different points at most.
 
-    The largest group has number 0, so that equal starts are numbered alike.
+    Args:
+        points: ``[L, D]``.
+        num_groups: 1 or more.
+        seed: of K-means.
+        components: work on so many principal components.
+        times: ``[L]`` how often each point counts.
+
+    Returns:
+        What gives points ``[n, D]`` their groups ``[n]``.
     """
     decomposition = require("sklearn.decomposition", extra="train")
     clusters = require("sklearn.cluster", extra="train")
     if (points == points[0]).all():
-        return np.zeros(len(points), dtype=np.int64)
+        return lambda new: np.zeros(len(new), dtype=np.int64)
+    project = None
     if components is not None:
         kept = min(components, *points.shape)
-        points = decomposition.PCA(n_components=kept, random_state=seed).fit_transform(points)
-    spread = points.std(0)
-    points = (points - points.mean(0)) / np.where(spread > 1e-12, spread, 1.0)
+        project = decomposition.PCA(n_components=kept, random_state=seed).fit(points).transform
+        points = project(points)
+    mean, spread = points.mean(0), points.std(0)
+    spread = np.where(spread > 1e-12, spread, 1.0)
+    points = (points - mean) / spread
     different = len(np.unique(points.round(9), axis=0))
     means = clusters.MiniBatchKMeans(
         min(num_groups, different), random_state=seed, batch_size=_BATCH, n_init=3, reassignment_ratio=0.0
-    )
-    found = means.fit(points, sample_weight=times).labels_.astype(np.int64)
-    size = np.bincount(found, weights=times, minlength=num_groups)
-    return np.argsort(np.argsort(-size, kind="stable"), kind="stable")[found]
+    ).fit(points, sample_weight=times)
+
+    def assign(new: np.ndarray) -> np.ndarray:
+        new = new if project is None else project(new)
+        return np.asarray(means.predict((new - mean) / spread), dtype=np.int64)
+
+    return assign
+
+
+def largest_first(groups: Tensor, weight: Tensor | None, num_groups: int) -> Tensor:
+    """The groups ``[L]`` renumbered by their total weight, so that equal starts are numbered alike."""
+    size = torch.bincount(groups.cpu(), None if weight is None else weight.cpu(), minlength=num_groups)
+    return torch.argsort(torch.argsort(-size, stable=True), stable=True).to(groups)[groups]
+
+
+def _features(cells: Annotations, shares: Tensor, rows: Tensor) -> np.ndarray:
+    """``[len(rows), C]``."""
+    features = _FAR * shares[cells.item[rows]]
+    return np.asarray(features.scatter_(1, cells.label[rows].unsqueeze(1), 0.0).cpu().numpy())

@@ -321,6 +321,7 @@ def test_a_checkpoint_goes_on_where_it_stopped() -> None:
     assert isinstance(before, CMM)
     assert torch.equal(fresh.targets, before.targets) and torch.equal(fresh.confusion(), before.confusion())
     assert [r[:3] for r in fresh.history] == [r[:3] for r in before.history]
+    assert torch.equal(copy.deepcopy(before).targets, before.targets)
     table = callback.predict()[0]
     for objective in (before, fresh):
         objective.on_train_resume(made.annotations, lambda: (table, None))

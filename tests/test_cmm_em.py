@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from crowdnal import simulation
+from crowdnal import cmm_start, simulation
 from crowdnal.annotations import Annotations
 from crowdnal.cmm_em import (
     expect,
@@ -20,7 +20,7 @@ from crowdnal.cmm_em import (
     label_cells,
     maximise,
 )
-from crowdnal.cmm_start import cluster, cluster_annotators, cluster_labels, starting_counts
+from crowdnal.cmm_start import cluster_annotators, cluster_labels, fit_clusters, largest_first, starting_counts
 
 SIZES = st.tuples(st.integers(0, 8), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 
@@ -181,11 +181,26 @@ def test_clusters_of_next_to_nothing(items: int, groups: int) -> None:
     assert cluster_labels(label_cells(weightless), shares_of(weightless), groups).tolist() == [0, 0]
 
 
-def test_cluster_numbers_the_largest_first_and_never_more_than_there_are() -> None:
+def test_never_more_clusters_than_points_and_the_largest_first() -> None:
     points = np.array([[0.0], [0.0], [0.0], [5.0], [5.0], [9.0]])
-    assert cluster(points, 3, 0).tolist() == [0, 0, 0, 1, 1, 2]
-    assert cluster(points, 5, 0).tolist() == [0, 0, 0, 1, 1, 2]
-    assert cluster(points, 3, 0, times=np.array([1, 1, 1, 1, 1, 9.0])).tolist() == [1, 1, 1, 2, 2, 0]
+    for wanted in (3, 5):
+        groups = torch.from_numpy(fit_clusters(points, wanted, 0)(points))
+        assert largest_first(groups, None, wanted).tolist() == [0, 0, 0, 1, 1, 2]
+        weight = torch.tensor([1, 1, 1, 1, 1, 9.0])
+        assert largest_first(groups, weight, wanted).tolist() == [1, 1, 1, 2, 2, 0]
+    with_none = fit_clusters(points, 2, 0, components=3)
+    assert with_none(np.array([[8.0], [1.0]]))[0] == with_none(points)[5]
+
+
+def test_many_cells_are_divided_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[(r, k) for r in range(4)] + [(4, (k + 1) % 3)] for k in range(3) for _ in range(20)]
+    a = build(rows, 5, 3)
+    cells = label_cells(a)
+    kind = (cells.item // 20) * 3 + cells.label  # six, whose votes and label are the same
+    for most in (10_000, 40):
+        monkeypatch.setattr(cmm_start, "MOST", most)
+        groups = cluster_labels(cells, shares_of(a), 6)
+        assert len(set(zip(kind.tolist(), groups.tolist(), strict=True))) == len(set(groups.tolist())) == 6
 
 
 def test_without_scikit_learn_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,4 +208,4 @@ def test_without_scikit_learn_the_error_names_the_extra(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(ImportError, match=r"crowdnal\[train\]"):
-        cluster(np.array([[0.0], [1.0]]), 2, 0)
+        fit_clusters(np.array([[0.0], [1.0]]), 2, 0)

@@ -54,7 +54,8 @@ class CMM(GroupedObjective):
             W = 0; gradient form only.
         smoothing: pseudo-count for every group and cell, 0 or more; 0 is equation 6, and never lowers the likelihood.
         max_rounds: 1 or more.
-        tolerance: no more rounds, and :attr:`converged`, once the log-likelihood changes by less than this part of it.
+        tolerance: no more rounds, and :attr:`converged` (a loop may end), once the log-likelihood changes by less than
+            this part of it.
         seed: of K-means.
         feature_dim: D, for the gate. None: told by ``attach``, or read off the first batch.
         epochs_per_round: 1 or more.
