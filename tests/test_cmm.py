@@ -1,4 +1,4 @@
-"""CMM as an objective: rounds, what it shows, the end-to-end form, and what it finds on simulated crowds."""
+"""CMM as an objective: rounds, what it shows, the end-to-end form, checkpoints and errors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import small_run
 import torch
 from small_crowd import INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from two_levels import crowd, points, train
 
 import crowdnal
-from crowdnal import Annotations, EMCallback, metrics, simulation
-from crowdnal.abilities import AbilityLevels, ability_levels
+from crowdnal import Annotations
 from crowdnal.cmm_em import label_cells, maximise
 from crowdnal.cmm_start import cluster_labels, starting_counts
 from crowdnal.objectives import CMM
@@ -138,37 +137,6 @@ def test_a_step_is_one_graph() -> None:
 # EM in rounds
 
 
-def crowd(items: int = 300, annotators: int = 40, seed: int = 0, per_item: float = 5) -> tuple[AbilityLevels, Tensor]:
-    truth = torch.randint(3, (items,), generator=torch.Generator().manual_seed(seed))
-    swap = torch.tensor([[0.1, 0.85, 0.05], [0.05, 0.1, 0.85], [0.85, 0.05, 0.1]])
-    levels = torch.stack([simulation.symmetric_confusions(1, 3, 0.92)[0], swap])
-    made = ability_levels(truth, levels, (0.65, 0.35), annotators, annotations_per_item=per_item, seed=seed)
-    return made, truth
-
-
-def points(truth: Tensor, seed: int = 0) -> Tensor:
-    centres = torch.tensor([[-2.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
-    return centres[truth] + torch.randn(len(truth), 2, generator=torch.Generator().manual_seed(seed))
-
-
-def train(objective: CMM, x: Tensor, a: Annotations, epochs: int = 12) -> EMCallback:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
-    data = crowdnal.CrowdDataset(TensorDataset(x), a)
-    loader = DataLoader(data, batch_size=100, shuffle=True, collate_fn=crowdnal.collate)
-    model = crowdnal.attach(net, objective)
-    callback = EMCallback(model, loader)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for epoch in range(epochs):
-        callback.on_epoch_start(epoch)
-        for images, labels in loader:
-            optimizer.zero_grad()
-            model(images, labels).loss.backward()
-            optimizer.step()
-        callback.on_epoch_end(epoch)
-    return callback
-
-
 def test_a_round_is_an_e_step_and_an_m_step() -> None:
     (made, _), table = crowd(items=60), torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
     a, objective = made.annotations, CMM(3, 40, smoothing=0.5)
@@ -243,66 +211,6 @@ def test_rounds_stop_where_the_likelihood_does() -> None:
     for epoch in range(9):
         few.on_epoch_start(epoch)
     assert len(few.history) == 2 and not few.converged
-
-
-def test_finds_the_groups_where_annotators_belong_to_one() -> None:
-    """35 % of the annotators always name the next class; everyone gives 60 labels."""
-    made, truth = crowd(items=480)
-    callback = train(CMM(3, 40, num_groups=2, grouped="annotators", smoothing=1.0), points(truth), made.annotations)
-    objective = callback.model.objective
-    assert isinstance(objective, CMM)
-    error = metrics.confusion_divergence(made.confusion, objective.confusion())
-    assert error < 0.02  # single confusion: 0.2 and more
-    members = objective.membership.argmax(1)
-    agree = (members == made.groups).double().mean()
-    assert max(agree, 1 - agree) == 1
-    assert metrics.confusion_error(made.confusion, objective.confusion()) < 0.02
-    predicted = callback.predict()[0]
-    vote = metrics.accuracy(made.annotations.votes(), truth)
-    assert metrics.accuracy(predicted, truth) > max(vote, 0.9)
-    assert metrics.reliability_correlation(made.confusion, objective.confusion()) > 0.99
-    assert [r.log_likelihood for r in callback.history][-1] > callback.history[0].log_likelihood
-
-
-@pytest.mark.parametrize(("training", "epochs"), [("em", 45), ("gradient", 15)])
-def test_finds_the_mean_confusion_and_beats_the_vote(training: str, epochs: int) -> None:
-    """What the model of the paper identifies: the confusion of all annotators together (G-JS)."""
-    made, truth = crowd(items=900, annotators=900)
-    objective: Any = CMM(3, 900, training=training, setting="global")
-    callback = train(objective, points(truth), made.annotations, epochs)
-    mean = made.confusion[made.annotations.annotator].mean(0)
-    found = torch.einsum("m,mck->ck", objective.group_weights().double(), objective.group_confusion().double())
-    assert metrics.confusion_divergence(mean[None], found[None]) < 0.006
-    start = torch.full((1, 3, 3), 1 / 3)
-    assert metrics.confusion_divergence(mean[None], start) > 0.05
-    assert metrics.accuracy(callback.predict()[0], truth) > metrics.accuracy(made.annotations.votes(), truth) + 0.1
-
-
-def test_gate_learns_where_a_group_labels() -> None:
-    """Items on the right are labelled by experts, on the left by those who name the next class."""
-    generator = torch.Generator().manual_seed(0)
-    truth = torch.randint(3, (900,), generator=generator)
-    right = torch.rand(900, generator=generator) < 0.5
-    wrong = simulation.pair_flip_confusions(1, 3, 0.15, seed=None)[0]
-    levels = torch.stack([wrong, simulation.symmetric_confusions(1, 3, 0.95)[0]])
-    a = simulation.simulate(truth, levels.repeat(4, 1, 1), annotations_per_item=8, seed=1)
-    a = a.select((a.annotator % 2 == 1) == right[a.item])
-    x, side = points(truth), torch.where(right, 1.0, -1.0)[:, None]  # which the classifier does not see
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
-    objective = CMM(3, 8, training="gradient", gate="features", num_groups=2, setting="global")
-    model = crowdnal.attach(net, objective, features=lambda images: side)
-    objective.set_feature_dim(1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    objective.on_train_start(a)
-    for _ in range(250):
-        optimizer.zero_grad()
-        model(x, a).loss.backward()
-        optimizer.step()
-    weights = objective.group_weights(side)
-    expert = int(objective.group_confusion().diagonal(dim1=1, dim2=2).mean(1).argmax())
-    assert weights.shape == (900, 2)
-    assert weights[right, expert].mean() > 0.8 and weights[~right, expert].mean() < 0.2
 
 
 # State, errors, the command
