@@ -35,11 +35,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a few epochs: does it run, not what it reaches")
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--plot", type=Path, help="draw them here (PNG), where the table has a picture")
     arguments = parser.parse_args()
     table = importlib.import_module(f"_tables.{arguments.table}")
+    if arguments.plot and not hasattr(table, "plot"):
+        parser.error(f"{arguments.table} has no picture: leave --plot out")
     rows: list[dict[str, Any]] = table.run(data_root(arguments.data), arguments.seeds, arguments.quick)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if arguments.plot:
+        table.plot(rows, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.mmce import MMCEResult, mmce
 from crowdnal.objectives import (
+    CMM,
     DLDS,
     DLEM,
     DLWC,
@@ -39,6 +40,7 @@ from crowdnal.objectives import (
 from crowdnal.one_coin import one_coin
 from crowdnal.ops import backend
 from crowdnal.posterior import posterior
+from crowdnal.restarts import Restarts, best_of_restarts
 from crowdnal.worker_clustering import WorkerClusteringResult, worker_clustering
 
 __version__ = "0.1.0"
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LIA",
     "LIAML",
+    "CMM",
     "DLDS",
     "DLEM",
     "DLWC",
@@ -68,6 +71,7 @@ __all__ = [
     "MaxMIG",
     "Objective",
     "OverparametrizedCrowdLayer",
+    "Restarts",
     "SingleConfusion",
     "SoftBootstrap",
     "SoftMajorityVote",
@@ -80,6 +84,7 @@ __all__ = [
     "as_annotations",
     "attach",
     "backend",
+    "best_of_restarts",
     "collate",
     "conal_em",
     "concat",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from crowdnal.functional import label_counts
 
 __all__ = [
     "accuracy",
+    "confusion_divergence",
     "confusion_error",
     "empirical_confusion",
     "expected_calibration_error",
@@ -141,6 +143,25 @@ def confusion_error(confusion: Tensor, estimate: Tensor) -> float:
         raise ValueError(f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}")
     error = (confusion.double() - estimate.detach().double().to(confusion.device)).square().sum((1, 2))
     return float(error.mean()) / confusion.shape[1]
+
+
+def confusion_divergence(confusion: Tensor, estimate: Tensor) -> float:
+    """Jensen-Shannon divergence of estimated from true rows in bits, mean over rows and annotators, in [0, 1].
+
+    The I-JS of Mena & Ñanculef (2019); their G-JS is that of the one confusion of all annotators together,
+    ``confusion_divergence(true_mean[None], estimated_mean[None])``.
+
+    Args:
+        confusion: ``[R, C, K]`` true confusions.
+        estimate: ``[R, C, K]``.
+    """
+    _check_confusion(confusion)
+    if estimate.shape != confusion.shape:
+        raise ValueError(f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}")
+    p, q = confusion.detach().double(), estimate.detach().double().to(confusion.device)
+    middle = (p + q) / 2
+    both = [torch.special.xlogy(x, x) - torch.special.xlogy(x, middle) for x in (p, q)]
+    return max(float((both[0] + both[1]).sum(2).mean()) / (2 * math.log(2)), 0.0)
 
 
 def reliability_correlation(truth: Tensor, estimate: Tensor) -> float:

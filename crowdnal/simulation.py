@@ -1,4 +1,4 @@
-"""Simulated annotators: confusions, and labels drawn from them. Seeded, on the CPU."""
+"""Simulated annotators: confusions, and labels drawn from them. Seeded, on the CPU. See also `crowdnal.abilities`."""
 
 from __future__ import annotations
 

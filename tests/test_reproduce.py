@@ -89,6 +89,30 @@ def test_every_objective_of_the_package_is_in_the_tables_or_in_one_of_its_own(tr
     assert len({label for label, _, _ in methods.END_TO_END}) == len(methods.END_TO_END)
 
 
+def test_cmm_rows_and_picture(tmp_path: Path, training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    cmm = importlib.import_module("_tables.cmm")
+    monkeypatch.setattr(cmm, "levels", lambda: torch.stack([torch.eye(3), torch.full((3, 3), 1 / 3), torch.eye(3)]))
+    rows = cmm.setup_1((100, 10000), 1, 1) + cmm.cost((100, 10000), 3)
+    folder = tmp_path / "labelme"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for split, size in (("train", 40), ("test", 20)):
+        np.save(folder / f"vgg16_avg_{split}.npy", rng.normal(size=(size, 512)).astype(np.float32))
+        np.savetxt(folder / f"labels_{split}.txt", np.arange(size) % 8, fmt="%d")
+    np.savetxt(folder / "answers.txt", rng.integers(-1, 8, (40, 6)), fmt="%d")
+    rows += cmm.labelme(tmp_path, 1, 2, 1)
+    assert all(set(row) == KEYS for row in rows)
+    assert len({(row["table"], row["method"], row["setting"], row["metric"]) for row in rows}) == len(rows)
+    found = {(r["method"], r["setting"].split(",")[0], r["metric"]): r for r in rows}
+    assert found["cmm", "T=10000", "accuracy_last"]["paper"] == 0.9046
+    assert found["cmm", "T=100", "parameters"]["mean"] == found["cmm", "T=10000", "parameters"]["mean"] == 30
+    assert found["dl-em", "T=10000", "parameters"]["mean"] == 90000
+    assert {m for _, s, m in found if s == "individual"} == {"accuracy_last", "I-JS", "G-JS"}
+    assert {m for _, s, m in found if s == "global"} == {"accuracy_last", "G-JS"}
+    cmm.plot(rows, tmp_path / "cmm.png")
+    assert (tmp_path / "cmm.png").read_bytes().startswith(b"\x89PNG")
+
+
 class Worsens(nn.Module):
     """Right until ``good`` training batches have passed, then always class 0."""
 

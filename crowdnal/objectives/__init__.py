@@ -9,6 +9,7 @@ from crowdnal.objectives._history import Round
 from crowdnal.objectives._rounds import RoundsObjective
 from crowdnal.objectives.base import Objective, Predict
 from crowdnal.objectives.bootstrap import SoftBootstrap
+from crowdnal.objectives.cmm import CMM
 from crowdnal.objectives.conal import CoNAL
 from crowdnal.objectives.conal_em import CoNALEM
 from crowdnal.objectives.crowd_layer import CrowdLayer
@@ -47,6 +48,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         DoctorNet,
         WeightedDoctorNet,
         LIA,
+        CMM,
         DLEM,
         DLDS,
         MBEM,
@@ -75,6 +77,7 @@ def create(name: str, **kwargs: Any) -> Objective:
 __all__ = [
     "LIA",
     "LIAML",
+    "CMM",
     "DLDS",
     "DLEM",
     "DLWC",
