@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import crowdnal
-from _tables.methods import END_TO_END, options
+from _tables.methods import METHODS, options
 from _tables.training import Data, Network, Recipe, Row, both, row
 from crowdnal.train import features as features_module
 from crowdnal.train.config import TrainConfig, available_cores
@@ -45,7 +45,7 @@ def authors(root: Path, seeds: int, epochs: int) -> list[Row]:
     recipe = Recipe(net, 128, epochs, lr=1e-2, objective_lr=1e-2, raw_features=True, renew=True)
     setting = f"VGG-16 features, MLP 128, Adam 1e-2 renewed, all items a batch, {epochs} epochs"
     rows = []
-    for label, method, given in END_TO_END:
+    for label, method, given in METHODS:
         given = options(method, given, epochs)
         for metric, values in both(data, method, given, recipe, seeds).items():
             paper = PAPER.get(label) if metric == "accuracy_clean_selected" else None
@@ -65,7 +65,7 @@ def everything(root: Path, seeds: int, epochs: int, quick: bool) -> list[Row]:
     recipe = Recipe(net, 128, epochs, lr=1e-3, objective_lr=1e-2, batch_size=64)
     setting = f"efficientnet-lite0 features, MLP 128, Adam 1e-3 (objective 1e-2), batch 64, {epochs} epochs"
     rows = []
-    for label, method, given in END_TO_END:
+    for label, method, given in METHODS:
         given = options(method, given, epochs)
         for metric, values in both(data, method, given, recipe, seeds).items():
             rows.append(row("LabelMe", label, setting, metric, None, values))

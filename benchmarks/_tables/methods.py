@@ -1,4 +1,4 @@
-"""The end-to-end objectives of the tables: name in the table, objective, options."""
+"""The objectives of the tables: name in the table, objective, options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from _tables.training import CLEAN
 
-END_TO_END: list[tuple[str, str, dict[str, Any]]] = [
+METHODS: list[tuple[str, str, dict[str, Any]]] = [
     (CLEAN, CLEAN, {}),
     ("majority-vote", "majority-vote", {}),
     ("soft-majority-vote", "soft-majority-vote", {}),
@@ -29,6 +29,12 @@ END_TO_END: list[tuple[str, str, dict[str, Any]]] = [
     ("conal probabilities", "conal", {"mixing": "probabilities"}),
     ("conal rank 2", "conal", {"rank": 2}),
     ("conal-em", "conal-em", {}),
+    ("dl-ds", "dl-ds", {}),
+    ("dl-em", "dl-em", {}),
+    ("dl-em incremental", "dl-em", {"incremental": True}),
+    ("dl-wc", "dl-wc", {}),
+    ("mbem", "mbem", {}),
+    ("cmm", "cmm", {}),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import crowdnal
-from _tables.methods import END_TO_END, options
+from _tables.methods import METHODS, options
 from _tables.training import Data, Network, Recipe, Row, both, row
 
 TABLE = "Chu et al. 2021, Table 1 (Music)"
@@ -28,7 +28,7 @@ def run(root: Path, seeds: int, quick: bool) -> list[Row]:
     """
     torch.set_num_threads(1)
     data, epochs, rows = read(root), 10 if quick else 200, []
-    methods = [*END_TO_END, ("conal, authors' options", "conal", CONAL)]
+    methods = [*METHODS, ("conal, authors' options", "conal", CONAL)]
     for label, method, given in methods:
         renew = method == "conal"
         recipe = Recipe(net, 128, epochs, lr=1e-2, objective_lr=1e-2, raw_features=True, renew=renew)
