@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TABLES = ("cmm", "labelme", "music")
+TABLES = ("aggregation", "cmm", "labelme", "music")
 
 
 def data_root(argument: str | None) -> Path:

@@ -59,10 +59,11 @@ def worker_clustering(
 ) -> WorkerClusteringResult:
     """Variational EM for the worker clustering model (Imamura, Sato & Sugiyama 2018).
 
-    An annotator belongs to one of M clusters, and labels with its confusion. The posterior is taken as a product over
-    items and annotators, ``q(z_i) q(m_r)``: ``log q(z_i = k) = log π_k + Σ_n Σ_m q(m_r = m) log A_m[k, y_n]`` is the
-    E-step of Dawid-Skene with averaged log confusions, and ``log q(m_r = m) = log τ_m + Σ_y Σ_k c_r[y, k] log
-    A_m[k, y]``, c the expected counts; π, τ and A are in closed form. The bound never falls.
+    An annotator belongs to one of M clusters, and labels with its confusion. That is the paper's model; the inference
+    here is ours. The posterior is taken as a product over items and annotators, ``q(z_i) q(m_r)``: ``log q(z_i = k) =
+    log π_k + Σ_n Σ_m q(m_r = m) log A_m[k, y_n]`` is the E-step of Dawid-Skene with averaged log confusions, and
+    ``log q(m_r = m) = log τ_m + Σ_y Σ_k c_r[y, k] log A_m[k, y]``, c the expected counts; π, τ and A are in closed
+    form. The bound never falls.
 
     Starts from the shares of the votes and K-means of the confusions counted against them: the first centre is the
     annotator with most labels, each further one the farthest by (labels x squared distance); nothing is drawn.

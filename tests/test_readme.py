@@ -52,6 +52,20 @@ def test_reading_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert images.shape == (2, 3, 4, 4) and annotations.num_annotations == 3
 
 
+def test_the_callback_of_em(capsys: pytest.CaptureFixture[str]) -> None:
+    code = next(block for block in BLOCKS if "EMCallback" in block)
+    truth = torch.arange(32) % 8
+    confusions = simulation.symmetric_confusions(59, 8, 0.8)
+    annotations = simulation.simulate(truth, confusions, annotations_per_item=3, seed=0)
+    backbone = torch.nn.Linear(8, 8)
+    dataset = crowdnal.CrowdDataset(torch.eye(8)[truth], annotations)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True, collate_fn=crowdnal.collate)
+    optimizer = torch.optim.Adam(backbone.parameters(), lr=0.1)
+    scope: dict[str, Any] = {"backbone": backbone, "loader": loader, "optimizer": optimizer, "crowdnal": crowdnal}
+    exec(code, {**scope, "epochs": 3})
+    assert capsys.readouterr().out.count("Round(") == 2
+
+
 def test_methods_of_the_table_are_those_that_exist() -> None:
     table = re.findall(r"^\| `([\w-]+)` \| `(\w+)\(", README, flags=re.M)
     assert {name: cls for name, cls in table} == {

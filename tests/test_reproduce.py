@@ -64,6 +64,24 @@ def test_music_rows(tmp_path: Path) -> None:
     assert len({(row["method"], row["metric"]) for row in rows}) == len(rows)
 
 
+def test_aggregation_rows(tmp_path: Path, training: ModuleType) -> None:
+    """Labels 1 and 2, as temporal has them; an item whose class is not known."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(1, 3, 40)
+    rows = [(i, f"w{w}", y if w < 5 or rng.random() < 0.6 else 3 - y) for i, y in enumerate(truth) for w in range(7)]
+    (tmp_path / "aggregation").mkdir()
+    table = pandas.DataFrame(rows, columns=["task", "worker", "label"])
+    table.to_csv(tmp_path / "aggregation" / "bluebirds_annotations.csv", index=False)
+    known = pandas.DataFrame({"task": range(39), "label": truth[:39]})
+    known.to_csv(tmp_path / "aggregation" / "bluebirds_truth.csv", index=False)
+    written = importlib.import_module("_tables.aggregation").run(tmp_path, 1, quick=True)
+    assert all(set(row) == KEYS and row["seeds"] == 1 and row["setting"].startswith("bluebirds") for row in written)
+    accuracies = {row["method"]: row["mean"] for row in written if row["metric"] == "accuracy"}
+    assert {"majority-vote", "dawid-skene", "one-coin", "worker-clustering 3", "mmce"} <= set(accuracies)
+    assert all(value == 1.0 for value in accuracies.values())
+    assert all(row["mean"] < 1e-6 for row in written if row["metric"] == "largest_difference")
+
+
 def test_every_objective_of_the_package_is_in_the_tables_or_in_one_of_its_own(training: ModuleType) -> None:
     methods = importlib.import_module("_tables.methods")
     listed = {objective for _, objective, _ in methods.END_TO_END}

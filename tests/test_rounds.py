@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
-import small_run
 import torch
 from attached import C, R, labels, mlp
 from torch import Tensor, nn
@@ -17,7 +15,6 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import crowdnal
 from crowdnal import Annotations, CrowdDataset, EMCallback
 from crowdnal.objectives import RoundsObjective, TraceRegularized
-from crowdnal.train import Interrupted
 
 N = 30
 IMAGES = torch.randn(N, 5, generator=torch.Generator().manual_seed(1))
@@ -268,24 +265,3 @@ def test_it_serves_every_objective_wrapped_or_not() -> None:
         callback.on_epoch_start(epoch)
         assert model.objective._in_warmup is warming
     assert callback.predict()[0].dtype == torch.float32
-
-
-def test_the_train_command_goes_on_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(crowdnal.objectives.OBJECTIVES, "sharpened", Sharpened)
-    root = small_run.write(tmp_path / "small")
-    options = {"objective": "sharpened", "options": ("epochs_per_round=2",), "epochs": 6, "holdout": 0.1}
-    whole = small_run.go(small_run.frozen(root, tmp_path / "whole", **options))
-    rows = small_run.read(whole.out / "history.csv").round_log_likelihood
-    assert list(rows) == ["", "", "0.0", "", "1.0", ""]
-    settings = small_run.frozen(root, tmp_path / "run", feature_cache=whole.out / "features", **options)
-
-    def killed(epoch: int) -> None:
-        if epoch == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Sharpened, "on_epoch_end", lambda self, epoch: killed(epoch))
-    with pytest.raises(Interrupted):
-        small_run.go(settings)
-    monkeypatch.setattr(Sharpened, "on_epoch_end", lambda self, epoch: None)
-    small_run.go(settings, resume=True)
-    assert small_run.same_weights(settings.out, whole.out)

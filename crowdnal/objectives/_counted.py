@@ -112,7 +112,7 @@ class CountedObjective(RoundsObjective):
         """
         known = log_prior.new_zeros(())
         if self.gold is not None:
-            silent = (self.gold >= 0) & ~labelled(annotations)
+            silent = (self.gold >= 0) & (annotations.counts == 0)
             own = log_prior.expand(len(annotations), -1)
             known = own[silent].gather(1, self.gold[silent].unsqueeze(1)).sum()
             log_prior = own.where(possible(self.gold, self.num_classes), -math.inf)

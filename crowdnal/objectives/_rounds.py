@@ -188,7 +188,7 @@ class RoundsObjective(Objective):
             if isinstance(given, Tensor) and given.shape[1:] == own.shape[1:] and given.shape != own.shape:
                 setattr(self, name, own.new_empty(given.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._loaded = len(self.targets) > 0
+        self._loaded = len(state_dict.get(prefix + "targets", ())) > 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the run: a copy (a pickle) has the targets, and is told its training set anew."""

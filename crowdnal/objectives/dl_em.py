@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from crowdnal._distributed import sum_over_processes
-from crowdnal._em import possible
+from crowdnal._distributed import num_processes, sum_over_processes
+from crowdnal._em import FLOOR, possible, pseudo_counts_of
 from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction, crowd_posterior, label_counts
 from crowdnal.objectives._counted import CountedObjective
@@ -109,12 +109,19 @@ class DLEM(CountedObjective):
                 log_prior = log_prior.where(possible(self._gold_of(annotations), self.num_classes), -math.inf)
             table = self.log_confusion.to(logits.dtype)
             targets = crowd_posterior(log_prior, table, annotations, normalization="none")
-            if self.training and annotations.num_annotations > 0:
+            if self.training and (annotations.num_annotations > 0 or num_processes() > 1):  # all or none wait
                 counts = sum_over_processes(label_counts(targets, annotations))
                 self.running.mul_(self.decay).add_(counts)
-                self._count(self.running)
+                self._follow()
         counted = self._informed(annotations).unsqueeze(1)
         return target_cross_entropy(logits, targets.where(counted, 0.0), self.reduction)
+
+    def _follow(self) -> None:
+        """The confusions of the running counts, of all annotators: in a few passes, as every batch does it."""
+        pseudo_counts = pseudo_counts_of(self.confusion_prior, self.smoothing, self.running)
+        counts = self.running if pseudo_counts is None else self.running + pseudo_counts
+        counts = counts.clamp(min=FLOOR)
+        self.log_confusion.copy_(counts.log() - counts.sum(1, keepdim=True).log())
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""

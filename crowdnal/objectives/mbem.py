@@ -18,15 +18,14 @@ from crowdnal.objectives._targets import labelled, most_probable
 class MBEM(CountedObjective):
     """Confusions from the classifier's own predictions, then posteriors from these, then the classifier from those.
 
-    A round (algorithm 1) takes the class that the classifier predicts for every item as its true class, counts class
+    A round takes the class that the classifier predicts for every item as its true class, counts class
     prior and confusions against them, and makes the targets ``q_i[k] ∝ prior[k] Π_n A_r[k, y_n]``, so that it works
     with one label an item, where the votes say nothing about who is right. The classifier is not in the posterior.
     The loss is the cross-entropy against the targets. ``log_likelihood`` of a round is that of the annotations under
     the class prior and the confusions it counted.
 
-    Where the paper differs: it trains a new network in each of its rounds (one or two); here the network goes on from
-    where it is, for ``epochs_per_round`` epochs. Its first targets are a weighted majority vote, which a data set
-    with as many labels from each annotator makes the shares of the votes.
+    Where the paper differs: it retrains the network in each of its few rounds; here the network goes on from where it
+    is, for ``epochs_per_round`` epochs. The first targets are the shares of the votes.
 
     Args:
         epochs_per_round: epochs between rounds; enough that the classifier is better than the votes.
