@@ -34,7 +34,7 @@ class CMM(GroupedObjective):
     from K-means.
 
     **What is identified.** The likelihood depends on the mean confusion ``Σ_m α_m β^m`` alone: the classifier learns
-    what it would with a single confusion, and how that one is divided among the groups is decided by the start, K-means
+    what it could with a single confusion, and how that one is divided among the groups is decided by the start, K-means
     of the labels. ``grouped="annotators"`` (not in the paper) takes all labels of an annotator to come from one group,
     which does identify the groups if annotators give several labels each.
 
