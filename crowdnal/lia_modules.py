@@ -16,6 +16,8 @@ from crowdnal.noise_source import checked_annotator_features
 Instance = Literal["features", "embedding"]
 BLOCK_NUMBERS = 1 << 22
 """About this many numbers are there at once where all annotators are gone through."""
+REFERENCES = 128
+"""Of so many instances a shown confusion is the mean."""
 
 
 class AnnotatorTable(nn.Module):
@@ -145,13 +147,23 @@ class PairModel(nn.Module):
 
     @torch.no_grad()
     def confusion(self, references: Tensor) -> Tensor:
-        """``[R, tags, C, K]``, each the mean over the instances that ``references`` (rows of features) stand for."""
+        """``[R, tags, C, K]``, each the mean over up to 128 instances.
+
+        Args:
+            references: ``[M, D]`` features of instances; where there are none, one whose features are all 0. Not used
+                where instances have embeddings.
+        """
         people = self.annotators.values.to(torch.promote_types(self.competence.output.weight.dtype, torch.float32))
+        size = self.difficulty.input_size
         if self.instances is not None:
-            references = self.instances[spaced(len(self.instances), 128)]
+            references = self.instances[spaced(len(self.instances), REFERENCES)]
+        elif len(references) == 0 and size is not None:
+            references = people.new_zeros(1, size - self.extra)
         references, found = references.to(people), []
         for tag in range(self.num_tags):
-            difficulty = self._of_tag(self.difficulty, references, tag)
+            difficulty = people.new_zeros(1, *self.shape)  # of features whose length is not known yet
+            if size is not None:
+                difficulty = self._of_tag(self.difficulty, references, tag)
             rows = max(1, BLOCK_NUMBERS // difficulty.numel())
             parts = [
                 (difficulty + self._of_tag(self.competence, block, tag).unsqueeze(1)).logsumexp(-1).softmax(-1).mean(1)

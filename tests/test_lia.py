@@ -163,6 +163,9 @@ def test_start() -> None:
     assert objective.confusion().sum(2).allclose(torch.ones(R, C))
     default = LIA(8, 59)
     assert default.pairs.difficulty.input_size is None and default.pairs.annotators.values.shape == (59, 16)
+    # as long as the length of the features is not known
+    torch.testing.assert_close(default.confusion().mean(0), (2 * torch.eye(8)).softmax(1), atol=0.02, rtol=0)
+    assert default.pairs.difficulty.input_size is None
     default.set_feature_dim(7)
     sizes = [tuple(layer.weight.shape) for layer in default.pairs.difficulty.layers]
     assert sizes == [(16, 7), (16, 16), (16, 16), (16, 16), (8 * 8 * 4, 16)]

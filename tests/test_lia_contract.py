@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import contract
 import pytest
 import torch
+import torch.distributed as dist
+from attached import labels, mlp
 from small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from test_lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
 from test_methods import Largest
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from crowdnal import LIA, lia_modules
+from crowdnal import LIA, LIAML, EMCallback, attach, lia_modules
 from crowdnal.annotations import Annotations
 
 
@@ -50,7 +55,7 @@ def test_unlabelled_items_count_nothing_and_empty_batches_are_zero(phase: str) -
         assert all(p.grad is not None and (p.grad == 0).all() for p in objective.parameters())
 
 
-@pytest.mark.parametrize(("name", "phase"), [("default", "em"), ("default", "annotation"), ("embedding", "item")])
+@pytest.mark.parametrize(("name", "phase"), [("default", "annotation"), ("embedding", "em")])
 def test_compiled_and_bfloat16(name: str, phase: str) -> None:
     options = {**OPTIONS[name], **PHASES[phase]}
     objective, annotations = perturbed(make(**options), torch.float32), crowd(False, C).prepare()
@@ -70,6 +75,59 @@ def test_compiled_and_bfloat16(name: str, phase: str) -> None:
     loss = half(logits.detach().bfloat16(), annotations, x.bfloat16())
     loss.backward()
     assert loss.dtype == torch.float32 and all(p.grad.dtype == torch.bfloat16 for p in half.parameters())
+
+
+def test_compiled_once_whatever_the_number_of_annotations() -> None:
+    annotators = 40  # more than a batch has annotations
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = attach(mlp(), LIA(4, annotators, feature_dim=5, rounds=0), features=nn.Identity())
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x, annotations: model(x, annotations), fullgraph=True, backend=counter)
+    for seed in range(4):
+        x, annotations = torch.randn(5, 5), labels(5, seed).given_by(labels(5, seed).annotator, annotators).prepare()
+        gradients = []
+        for run in (model, compiled):
+            model.zero_grad()
+            output = run(x, annotations)
+            output.loss.backward()
+            gradients.append([output.loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        torch.testing.assert_close(gradients[1], gradients[0])
+    assert counter.frame_count == 1
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+def test_no_parameter_is_unused_under_ddp(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        model = nn.parallel.DistributedDataParallel(attach(mlp(), LIA(4, 6, feature_dim=5), features=nn.Identity()))
+        x, annotations = torch.randn(5, 5), labels(5)
+        callback = EMCallback(model, [(x, annotations)], annotations)
+        for epoch in range(2):  # the second raises if the first left a parameter without a gradient
+            callback.on_epoch_start(epoch)
+            model(x, annotations).loss.backward()
+        assert all(p.grad is not None for p in model.parameters()) and len(callback.history) == 1
+    finally:
+        dist.destroy_process_group()
+
+
+def test_tags_keep_results_bitwise_repeatable_with_threads() -> None:
+    generator = torch.Generator().manual_seed(3)
+    annotations = Annotations.from_dense(torch.randint(-1, 2, (3000, 20), generator=generator), num_classes=2)
+    logits, threads, results = torch.randn(3000, 2, generator=generator), torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)
+        for _ in range(3):
+            torch.manual_seed(0)
+            objective = LIAML(2, 20, num_tags=10, instance="embedding", num_items=3000, rounds=0)
+            inputs = [logits.clone().requires_grad_(), *objective.parameters()]
+            loss = objective(inputs[0], annotations)
+            results.append([loss.detach(), *torch.autograd.grad(loss, inputs)])
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_a_step_builds_tensors_of_the_batch_s_annotators_only() -> None:

@@ -11,13 +11,11 @@ from torch import Tensor
 from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction, segment_sum
 from crowdnal.functional.mix import gather_rows
-from crowdnal.lia_modules import BLOCK_NUMBERS, PairModel, spaced
+from crowdnal.lia_modules import BLOCK_NUMBERS, REFERENCES, PairModel, spaced
 from crowdnal.objectives._rounds import RoundsObjective
 from crowdnal.objectives._targets import labelled
 
 Finetune = Literal["item", "annotation", "none"]
-REFERENCES = 128
-"""Of so many instances a shown confusion is the mean."""
 
 
 class PairEM(RoundsObjective):
@@ -95,10 +93,7 @@ class PairEM(RoundsObjective):
 
     def _confusion(self) -> Tensor:
         """``[R, tags, C, K]``."""
-        references = self.references
-        if len(references) == 0:
-            references = references.new_zeros(1, (self.pairs.difficulty.input_size or 0) - self.pairs.extra)
-        return self.pairs.confusion(references)
+        return self.pairs.confusion(self.references)
 
     def _due(self, epoch: int) -> bool:
         # the marginal likelihood from the start needs no rounds: it makes them only where it can
