@@ -6,6 +6,7 @@ Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and th
 from crowdnal import functional, metrics, objectives, simulation
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
+from crowdnal.ccc import CCC, CCCOutput
 from crowdnal.conal_em import CoNALEMResult, conal_em
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
@@ -31,7 +32,9 @@ from crowdnal.posterior import posterior
 __version__ = "0.1.0"
 
 __all__ = [
+    "CCC",
     "Annotations",
+    "CCCOutput",
     "CoNAL",
     "CoNALEMResult",
     "CrowdDataset",
