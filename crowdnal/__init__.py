@@ -6,12 +6,14 @@ Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and th
 from crowdnal import functional, metrics, objectives, simulation
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
+from crowdnal.callbacks import EMCallback
 from crowdnal.ccc import CCC, CCCOutput
 from crowdnal.conal_em import CoNALEMResult, conal_em
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.objectives import (
     CoNAL,
+    CoNALEM,
     CrowdLayer,
     DoctorNet,
     GeoCrowdNet,
@@ -36,6 +38,7 @@ __all__ = [
     "Annotations",
     "CCCOutput",
     "CoNAL",
+    "CoNALEM",
     "CoNALEMResult",
     "CrowdDataset",
     "CrowdLayer",
@@ -43,6 +46,7 @@ __all__ = [
     "CrowdOutput",
     "DawidSkeneResult",
     "DoctorNet",
+    "EMCallback",
     "GeoCrowdNet",
     "MajorityVote",
     "MaxMIG",

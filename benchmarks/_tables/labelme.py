@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import crowdnal
 from _tables.methods import END_TO_END, options
-from _tables.training import Data, Network, Recipe, Row, both, row, train
+from _tables.training import Data, Network, Recipe, Row, both, row
 from crowdnal.train import features as features_module
 from crowdnal.train.config import TrainConfig, available_cores
 from crowdnal.train.data import transforms
@@ -47,10 +47,9 @@ def authors(root: Path, seeds: int, epochs: int) -> list[Row]:
     rows = []
     for label, method, given in END_TO_END:
         given = options(method, given, epochs)
-        found = [train(data, method, given, recipe, seed, heldout=False) for seed in range(seeds)]
-        for metric, paper in (("accuracy_last", None), ("accuracy_clean_selected", PAPER.get(label))):
-            table = "Chu et al. 2021, Table 1 (LabelMe)"
-            rows.append(row(table, label, setting, metric, paper, (v[metric] for v in found)))
+        for metric, values in both(data, method, given, recipe, seeds).items():
+            paper = PAPER.get(label) if metric == "accuracy_clean_selected" else None
+            rows.append(row("Chu et al. 2021, Table 1 (LabelMe)", label, setting, metric, paper, values))
     return rows
 
 

@@ -27,6 +27,8 @@ END_TO_END: list[tuple[str, str, dict[str, Any]]] = [
     ("geocrowdnet W", "geocrowdnet", {"volume": "W"}),
     ("conal", "conal", {}),
     ("conal probabilities", "conal", {"mixing": "probabilities"}),
+    ("conal rank 2", "conal", {"rank": 2}),
+    ("conal-em", "conal-em", {}),
 ]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from crowdnal.attach import evaluating
 from crowdnal.datasets import CrowdDataset
 
 MetaBatch = tuple[Tensor, Tensor]
@@ -29,16 +30,11 @@ class Items:
     @torch.no_grad()
     def logits(self, model: nn.Module, device: torch.device) -> Tensor:
         """``[N, C]`` of the model in evaluation mode, whose mode is then restored."""
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
         rows = torch.arange(len(self.dataset))
         batches = [batch.tolist() for batch in rows.split(self.batch_size)]
-        try:
+        with evaluating(model):
             found = [model(images).float() for images, _ in self.load(rows, rows, batches, device)]
-        finally:
-            for module, training in modes:
-                module.training = training
-            torch.clear_autocast_cache()  # holds weights without a gradient now
+        torch.clear_autocast_cache()  # holds weights without a gradient now
         return torch.cat(found)
 
     def meta_batches(
