@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -78,10 +79,16 @@ def optimizers(ccc: Any, make: Callable[..., Any] = torch.optim.SGD, **options: 
 
 
 def unrolled(
-    model: Any, batch: tuple[Tensor, Any], meta: tuple[Tensor, Tensor], rate: float, groups: Tensor, prefix: str
+    model: Any,
+    batch: tuple[Tensor, Any],
+    meta: tuple[Tensor, Tensor],
+    rate: Callable[[str], float],
+    groups: Tensor,
+    prefix: str,
 ) -> Tensor:
-    """dL_meta/dV through the virtual step, by create_graph, annotation by annotation. Moves no buffer of the model."""
+    """dL_meta/dV through the virtual step, by create_graph. Moves neither buffers nor the random state."""
     x, labels = batch
+    model = copy.deepcopy(model)
     v = torch.zeros(G, C, C, dtype=torch.float64, requires_grad=True)
     weights = {n: p for n, p in model.named_parameters() if n.startswith(prefix)}
     buffers = {n: b.clone() for n, b in model.named_buffers()}
@@ -93,7 +100,20 @@ def unrolled(
     w = torch.ones_like(each) if labels.weight is None else labels.weight
     loss = (w * each).sum() / w.sum()
     found = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-    virtual = {n: t - rate * g for (n, t), g in zip(weights.items(), found, strict=True)}
+    virtual = {n: t - rate(n) * g for (n, t), g in zip(weights.items(), found, strict=True)}
     meta_loss = F.cross_entropy(functional_call(model, {**buffers, **virtual}, (meta[0],)), meta[1])
     torch.set_rng_state(state)
     return torch.autograd.grad(meta_loss, v)[0]
+
+
+def expected_correction(
+    ccc: Any, k: int, batch: tuple[Tensor, Any], rate: Callable[[str], float], correction_rate: float = 0.5
+) -> Tensor:
+    """V of the next step of model k, by `unrolled` and the step rule."""
+    model = (ccc.model_a, ccc.model_b)[k]
+    ccc.meta_sets.restart()
+    drawn = ccc.meta_sets.batch(k, ccc._seed_of(k), ccc._steps, torch.device("cpu"))
+    ccc.meta_sets.restart()
+    prefix = "backbone." if ccc.corrector.scope == "all" else "backbone.head."
+    gradient = unrolled(model, batch, drawn, rate, ccc.groups[k], prefix)
+    return -correction_rate * model.objective.annotators.weight.detach().max() / gradient.abs().max() * gradient
