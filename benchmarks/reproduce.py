@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TABLES = ("labelme", "music")
+TABLES = ("labelme", "music", "ccc")
 
 
 def data_root(argument: str | None) -> Path:
