@@ -26,6 +26,10 @@ from crowdnal.ccc.passes import RandomState, Weights, at_least_float32, logits_a
 from crowdnal.functional import Reduction, mix, mix_annotators
 from crowdnal.functional._reduction import reduction_weights
 
+# of sqrt(eps): on a resnet18 with batch normalisation, in float32, V is then within 0.3 % of the exact one; curvature
+# makes it 6 % at 1
+DIFFERENCE = 0.01
+
 
 def meta_direction(
     model: nn.Module,
@@ -85,7 +89,7 @@ def exact_tangent(model: nn.Module, direction: Weights, images: Tensor, drawn: R
 def difference_tangent(
     model: nn.Module, direction: Weights, images: Tensor, drawn: RandomState, start: Tensor
 ) -> Tensor:
-    """The same by one more forward pass: a one-sided difference, whose step is sqrt(eps) of the weights' norm.
+    """The same by one more forward pass: a one-sided difference, whose step is a small part of the weights' norm.
 
     Mixed precision is too coarse for a difference: both ends are then computed without it.
 
@@ -98,7 +102,7 @@ def difference_tangent(
     """
     here = {name: p.detach() for name, p in model.named_parameters() if name in direction}
     size, length = _norm(here.values()), _norm(direction.values())
-    eps = torch.finfo(size.dtype).eps ** 0.5 * size / length
+    eps = DIFFERENCE * torch.finfo(size.dtype).eps ** 0.5 * size / length
     eps = torch.where((size > 0) & (length > 0), eps, 1.0)
 
     def at(weights: Weights) -> Tensor:
