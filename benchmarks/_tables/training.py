@@ -126,18 +126,18 @@ def train(
             model(data.x[chosen], annotations[chosen]).loss.backward()
             optimizer.step()
         objective.on_epoch_end(epoch)
-        accuracy = crowdnal.metrics.accuracy(_predict(model, data.x_test)[0], data.test)
-        found["accuracy_last"] = accuracy
-        criteria: dict[str, float] = {}
+        criteria = {"accuracy_last": 0.0} if epoch + 1 == recipe.epochs else {}
         if held is not None:
             logits, features = _predict(model, data.x)
             criteria["accuracy_likelihood_selected"] = float(objective.log_likelihood(logits, held, features).mean())
         if data.x_valid is not None and data.valid is not None:
             chosen_by = crowdnal.metrics.accuracy(_predict(model, data.x_valid)[0], data.valid)
             criteria["accuracy_clean_selected"] = chosen_by
-        for metric, value in criteria.items():
-            if metric not in best or value > best[metric]:
-                best[metric], found[metric] = value, accuracy
+        better = [metric for metric, value in criteria.items() if metric not in best or value > best[metric]]
+        if better:
+            accuracy = crowdnal.metrics.accuracy(_predict(model, data.x_test)[0], data.test)
+            best |= {metric: criteria[metric] for metric in better}
+            found |= dict.fromkeys(better, accuracy)
     return found
 
 
