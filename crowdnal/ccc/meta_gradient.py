@@ -122,7 +122,8 @@ def _norm(tensors: Iterable[Tensor]) -> Tensor:
 
 def head_tangent(features: Tensor, p: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The same in closed form where only the last linear layer moves, by ``weight [C, D]`` and ``bias [C]``."""
-    moved = F.linear(features.to(p.dtype), weight.to(p.dtype), None if bias is None else bias.to(p.dtype))
+    with torch.autocast(p.device.type, enabled=False):
+        moved = F.linear(features.to(p.dtype), weight.to(p.dtype), None if bias is None else bias.to(p.dtype))
     return p * (moved - (p * moved).sum(-1, keepdim=True))
 
 
