@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
 
 import crowdnal
 
@@ -57,6 +59,33 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "backend": crowdnal.backend()["cpu"],
     }
+
+
+def allocations(recorded: profile) -> Iterator[tuple[int, int, int]]:
+    """(time, address, bytes: negative for a release)."""
+    assert recorded.profiler and recorded.profiler.kineto_results
+    waiting = list(recorded.profiler.kineto_results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
+
+
+def peak_bytes(step: Callable[[], object]) -> int:
+    """Most bytes alive at once of those that a step allocates, gradients included, from torch's CPU allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as recorded:
+        step()
+    alive: dict[int, int] = {}
+    total = highest = 0
+    for _, address, size in sorted(allocations(recorded), key=lambda event: event[0]):
+        if size < 0:
+            total -= alive.pop(address, 0)
+        else:
+            alive[address] = size
+            total += size
+            highest = max(highest, total)
+    return highest
 
 
 class OtherProcesses:

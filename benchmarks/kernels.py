@@ -23,19 +23,18 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from _formulations import GRID, THOUSAND, TINY, Candidate, Cell, Formulation, Op, Problem
 from _joint import JOINT_OPS
-from _machine import OtherProcesses, copy_rate, describe, product_rate, timed
+from _machine import OtherProcesses, allocations, copy_rate, describe, product_rate, timed
 from _mixture import MIXTURE_OPS
 from _pairs import PAIR_OPS
 from _softmax import SOFTMAX_OPS
 from torch import Tensor
-from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 OURS = "crowdnal"
@@ -242,17 +241,6 @@ def peak_extra_bytes(step: Candidate) -> int:
             total += size
             highest = max(highest, total)
     return highest
-
-
-def allocations(recorded: profile) -> Iterator[tuple[int, int, int]]:
-    """(time, address, bytes: negative for a release)."""
-    assert recorded.profiler and recorded.profiler.kineto_results
-    waiting = list(recorded.profiler.kineto_results.experimental_event_tree())
-    while waiting:
-        event = waiting.pop()
-        waiting.extend(event.children)
-        if event.tag == _EventType.Allocation:
-            yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
 
 
 # Showing

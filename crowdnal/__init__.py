@@ -8,6 +8,7 @@ from crowdnal.aggregation import aggregate
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
 from crowdnal.callbacks import EMCallback
+from crowdnal.ccc import CCC, CCCOutput
 from crowdnal.conal_em import CoNALEMResult, conal_em
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
@@ -53,7 +54,9 @@ __all__ = [
     "DLEM",
     "DLWC",
     "MBEM",
+    "CCC",
     "Annotations",
+    "CCCOutput",
     "CoNAL",
     "CoNALEM",
     "CoNALEMResult",

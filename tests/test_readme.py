@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 
 import crowdnal
@@ -71,3 +72,22 @@ def test_methods_of_the_table_are_those_that_exist() -> None:
     assert {name: cls for name, cls in table} == {
         name: cls.__name__ for name, cls in crowdnal.objectives.OBJECTIVES.items()
     }
+
+
+def test_two_networks_that_correct_each_other() -> None:
+    code = next(block for block in BLOCKS if "crowdnal.CCC" in block)
+    code = code.replace('"resnet18"', '"test_resnet"').replace("range(60)", "(9, 10)")
+    build, rest = code.split("ccc.on_train_start")
+    images = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    confusions = simulation.symmetric_confusions(59, 8, 0.8)
+    annotations = simulation.simulate(torch.arange(32) % 8, confusions, annotations_per_item=3, seed=0)
+    dataset = crowdnal.CrowdDataset(images, annotations)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=16, shuffle=True, collate_fn=crowdnal.collate)
+    scope: dict[str, Any] = {"loader": loader, "dataset": dataset, "images": images, "timm": timm, "crowdnal": crowdnal}
+    exec(build, scope)
+    ccc = scope["ccc"]
+    for name, model in (("optimizer_a", ccc.model_a), ("optimizer_b", ccc.model_b)):
+        scope[name] = torch.optim.SGD(model.parameters(), lr=0.1)
+    exec("ccc.on_train_start" + rest, scope)
+    assert ccc.corrects and ccc.groups.unique().numel() > 1
+    torch.testing.assert_close(scope["probs"].sum(1), torch.ones(32))

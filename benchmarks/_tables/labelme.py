@@ -37,7 +37,7 @@ def authors(root: Path, seeds: int, epochs: int) -> list[Row]:
     """The authors' schedule: averaged VGG-16 features, Adam 1e-2 renewed every epoch, all 1,000 images a batch."""
     folder = root / "labelme"
     vgg = {s: torch.from_numpy(np.load(folder / f"vgg16_avg_{s}.npy")).flatten(1) for s in ("train", "valid", "test")}
-    data = _data(folder, vgg)
+    data = label_data(folder, vgg)
 
     def net() -> nn.Module:
         return Network(nn.Sequential(nn.Linear(512, 128), nn.ReLU()), nn.Dropout(0.5), 128, 8)
@@ -56,7 +56,7 @@ def authors(root: Path, seeds: int, epochs: int) -> list[Row]:
 def everything(root: Path, seeds: int, epochs: int, quick: bool) -> list[Row]:
     """No clean label is used; the likelihood-selected runs keep a tenth of the annotations out of training."""
     folder = root / "labelme"
-    data = _data(folder, {split: lite0(folder, split, quick) for split in ("train", "test")})
+    data = label_data(folder, {split: lite0(folder, split, quick) for split in ("train", "test")})
 
     def net() -> nn.Module:
         body = nn.Sequential(nn.Dropout(0.5), nn.Linear(1280, 128), nn.ReLU())
@@ -91,7 +91,7 @@ def lite0(folder: Path, split: str, quick: bool) -> Tensor:
     return features_module.cached_features(files, cache, key, compute)[0]
 
 
-def _data(folder: Path, features: dict[str, Tensor]) -> Data:
+def label_data(folder: Path, features: dict[str, Tensor]) -> Data:
     """The first items of each split, as many as there are features."""
     classes = {
         split: torch.from_numpy(np.loadtxt(folder / f"labels_{split}.txt", dtype=np.int64))[: len(x)]
