@@ -240,7 +240,6 @@ def test_corrections_help_where_annotations_are_sparse() -> None:
                 ccc.step((x[rows], annotations[rows]), *pair)
         accuracy[rate] = crowdnal.metrics.accuracy(ccc(x[400:]).detach(), truth[400:])
         correlation[rate] = crowdnal.metrics.reliability_correlation(kinds, ccc.confusion())
-    print(accuracy, correlation)
     assert accuracy[0.5] > accuracy[0.0] + 0.01
     assert accuracy[0.5] > crowdnal.metrics.accuracy(annotations.votes(), truth[:400]) + 0.3
     assert correlation[0.5] > 0.5
