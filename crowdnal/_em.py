@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
-from crowdnal.functional._reduction import annotation_weight
+from crowdnal.functional._reduction import annotation_weight, sum_rows
 
 FLOOR = 1e-10
 """Least expected count of a label that an annotator gave, and least probability of a class that is in play."""
@@ -60,7 +60,12 @@ class EMState:
         self.annotations, self.gold = annotations, None if gold is None else gold.to(annotations.device)
         self.weight = annotation_weight(annotations, None, dtype)
         self.total = float(annotations.num_annotations if self.weight is None else self.weight.sum()) or 1.0
-        self.unlabelled = None if self.gold is None else self.gold[(self.gold >= 0) & (annotations.counts == 0)]
+        # known classes that em_step has no likelihood of (no labels), and that it does not count (no weight either)
+        self.unlabelled = self.uncounted = None
+        if self.gold is not None:
+            counted = annotations.counts > 0 if self.weight is None else sum_rows(self.weight, annotations) > 0
+            self.unlabelled = self.gold[(self.gold >= 0) & (annotations.counts == 0)]
+            self.uncounted = self.gold[(self.gold >= 0) & ~counted]
         self.log_confusion = torch.zeros(annotators, labels, classes, dtype=dtype, device=annotations.device)
         self.pseudo_counts = pseudo_counts_of(prior, smoothing, self.log_confusion)
         if classes == labels:
@@ -114,8 +119,8 @@ class EMState:
     def _mean_posterior(self) -> Tensor:
         """[C], over the items that say something about it: labelled, or known. Uniform if there are none."""
         totals = self.totals
-        if self.unlabelled is not None:
-            totals = totals + torch.bincount(self.unlabelled, minlength=len(totals))
+        if self.uncounted is not None:
+            totals = totals + torch.bincount(self.uncounted, minlength=len(totals))
         total = totals.sum()
         return torch.where(total > 0, totals / torch.where(total > 0, total, 1), 1 / len(totals))
 

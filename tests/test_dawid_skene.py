@@ -77,6 +77,17 @@ def test_recovers_the_truth() -> None:
     torch.testing.assert_close(result.confusion.sum(2), torch.ones(15, 4, dtype=torch.double))
 
 
+def test_a_known_class_counts_without_labels_and_with_labels_that_weigh_nothing() -> None:
+    gold = torch.tensor([0, 0, 1])
+    for indptr in ([0, 1, 2, 2], [0, 1, 2, 3]):
+        labels = [0, 0, 0][: indptr[-1]]
+        a = Annotations(indptr, [0] * len(labels), labels, num_annotators=1, num_classes=2)
+        a.weight = torch.tensor([1.0, 1.0, 0.0], dtype=torch.double)[: len(labels)]
+        result = dawid_skene(a, gold=gold, max_iterations=2, tolerance=-1)
+        torch.testing.assert_close(result.class_prior, torch.tensor([2 / 3, 1 / 3], dtype=torch.double))
+        assert result.log_likelihood[-1] == pytest.approx(2 * np.log(2 / 3) + np.log(1 / 3))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data(), weighted(), st.sampled_from([0.0, 0.3]), st.booleans(), st.booleans())
 def test_the_objective_never_decreases(
