@@ -85,7 +85,7 @@ def test_sparse_annotators(modules: Any) -> None:
 
 def test_digits_rows(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = modules("_tables.ccc")
-    monkeypatch.setattr(table, "PER_ITEM", (1,))
+    monkeypatch.setattr(table, "CROWDS", ((10, (1,)),))
     rows = table.digits(1, quick=True)
     assert len(rows) == 8 and {row["method"] for row in rows} == {
         "crowd-layer", "conal", "crowd-layer, two networks", "ccc"
