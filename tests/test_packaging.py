@@ -275,6 +275,19 @@ def test_failed_native_build_leaves_a_package_and_a_warning(
     assert backend.build_wheel("out") == "pure.whl"
 
 
+def test_failed_cuda_build_leaves_the_cpu_library(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*args: object) -> str:
+        if os.environ.get("CROWDNAL_NO_CUDA") != "1":
+            raise RuntimeError("nvcc said no")
+        return "pure.whl" if os.environ.get("CROWDNAL_NO_NATIVE") == "1" else "cpu.whl"
+
+    monkeypatch.delenv("CROWDNAL_NO_CUDA", raising=False)
+    monkeypatch.setattr(backend, "expose_torch", lambda: None)
+    monkeypatch.setattr(backend.build_meta, "build_wheel", build, raising=False)
+    assert backend.build_wheel("out") == "cpu.whl"
+    assert os.environ["CROWDNAL_NO_CUDA"] != "1"
+
+
 def test_source_archive_is_complete(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="77")
     tree = tmp_path / "tree"
