@@ -120,6 +120,7 @@ template <class T>
 void mix_annotators(Context& context, const GradRows<T>& grad, const T* scores, const Index& index, const Shape& shape,
                     T* out) {
   const int64_t size = shape.rows * shape.cols, side = size <= 2048 ? 32 : 64;
+  if (size == 0) return;
   const int64_t tiles = size <= 256 ? 1 : ceil_div(shape.rows, side) * ceil_div(shape.cols, side);
   const Chunks chunks = Chunks::of(index.nnz, tiles, size);
   T* slots = context.template scratch<T>(chunks.count * size);
