@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import op_checks
@@ -12,23 +11,9 @@ from emulated import MOST_BLOCKS, Emulated
 from crowdnal import reference
 
 
-def em_step(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The launcher sorts the annotators itself; here it is done for the kernels."""
-
-    def run(*args: Any) -> Any:
-        return op(*args, torch.argsort(args[4], stable=True))
-
-    return run
-
-
-def emulated_op(emulated: Emulated, name: str, seed: int = 0, most_blocks: int = MOST_BLOCKS) -> Callable[..., Any]:
-    op = emulated.op(name, seed, most_blocks)
-    return em_step(op) if name == "em_step" else op
-
-
 def check(emulated: Emulated, name: str, args: tuple[Any, ...]) -> None:
     """Values in double and single precision, and the same bits in every order of threads and blocks."""
-    op, wanted = emulated_op(emulated, name), getattr(reference, name)
+    op, wanted = emulated.op(name), getattr(reference, name)
     op_checks.check_values(op, wanted, args)
     op_checks.check_float_error(op, wanted, args)
     check_bitwise(emulated, name, op_checks.to_float(args))
@@ -36,7 +21,7 @@ def check(emulated: Emulated, name: str, args: tuple[Any, ...]) -> None:
 
 def check_bitwise(emulated: Emulated, name: str, args: tuple[Any, ...]) -> None:
     outs = [
-        op_checks.as_tuple(emulated_op(emulated, name, seed, blocks)(*args))
+        op_checks.as_tuple(emulated.op(name, seed, blocks)(*args))
         for seed, blocks in ((1, MOST_BLOCKS), (2, 1), (3, 3))
     ]
     for other in outs[1:]:

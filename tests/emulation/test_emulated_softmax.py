@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import op_checks
 import pytest
 import torch
@@ -99,3 +101,31 @@ def test_indices_out_of_range_are_refused(emulated: Emulated, position: int) -> 
     args[position] = args[position] + 10
     with pytest.raises(RuntimeError, match="assertion failed"):
         emulated.op("mix")(*args)
+
+
+@pytest.mark.parametrize(
+    ("position", "change", "message"),
+    [
+        (0, lambda t: t[:-1], "scores has the wrong shape"),
+        (1, lambda t: t[:-1], "grad has the wrong shape"),
+        (1, lambda t: t.float(), "grad must have the dtype"),
+        (2, lambda t: t[0], "indptr must have shape|dimension"),
+        (4, lambda t: t.int(), "annotator must be int64"),
+        (5, lambda t: t[1:], "order must have shape"),
+    ],
+)
+def test_launchers_refuse_wrong_arguments(emulated: Emulated, position: int, change: Any, message: str) -> None:
+    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix_annotators")[0])
+    args[position] = change(args[position])
+    with pytest.raises((RuntimeError, IndexError), match=message):
+        emulated.op("mix_annotators")(*args)
+
+
+def test_launchers_take_any_layout_and_refuse_half_precision(emulated: Emulated) -> None:
+    for name in NAMES:
+        for args in arguments(make_problem(6, 4, 3, 5, 4, seed=2), name):
+            op_checks.check_layouts(emulated.op(name), args)
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix")[0]
+    half = tuple(a.half() if a.is_floating_point() else a for a in args)
+    with pytest.raises(RuntimeError, match="float32 or float64"):
+        emulated.op("mix")(*half)
