@@ -6,11 +6,13 @@ Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and th
 from crowdnal import functional, metrics, objectives, simulation
 from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
 from crowdnal.attach import CrowdModel, CrowdOutput, attach
+from crowdnal.callbacks import EMCallback
 from crowdnal.conal_em import CoNALEMResult, conal_em
 from crowdnal.datasets import CrowdDataset
 from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.objectives import (
     CoNAL,
+    CoNALEM,
     CrowdLayer,
     DoctorNet,
     GeoCrowdNet,
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Annotations",
     "CoNAL",
+    "CoNALEM",
     "CoNALEMResult",
     "CrowdDataset",
     "CrowdLayer",
@@ -40,6 +43,7 @@ __all__ = [
     "CrowdOutput",
     "DawidSkeneResult",
     "DoctorNet",
+    "EMCallback",
     "GeoCrowdNet",
     "MajorityVote",
     "MaxMIG",

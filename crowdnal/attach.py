@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -140,10 +141,8 @@ class CrowdModel(nn.Module):
     def _confirm(self, images: Tensor) -> None:
         """See on two images that the parts of the model, put together, are the model."""
         backbone, images = cast(Any, self.backbone), images[:2]
-        modes = [(module, module.training) for module in self.backbone.modules()]
-        # eval: no dropout, no batch statistics, so that neither the model nor the random state moves
-        self.backbone.eval()
-        try:
+        # no dropout, no batch statistics, so that neither the model nor the random state moves
+        with evaluating(self.backbone):
             whole = self._logits(backbone(images))
             hidden = backbone.forward_features(images)
             if not _same(backbone.forward_head(hidden), whole):
@@ -154,9 +153,6 @@ class CrowdModel(nn.Module):
             if self._single_head:
                 features = backbone.forward_head(hidden, pre_logits=True)
                 self._single_head = _same(backbone.get_classifier()(features), whole)
-        finally:
-            for module, training in modes:
-                module.training = training
         self._confirmed = len(images) > 0
 
     def _logits(self, output: Any) -> Tensor:
@@ -170,6 +166,18 @@ class CrowdModel(nn.Module):
             f"{type(self.backbone).__name__} returned {got} but the objective needs logits "
             f"[B, {num_classes}]: give the model {num_classes} outputs (its last layer), without a softmax"
         )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module has the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

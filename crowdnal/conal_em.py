@@ -84,7 +84,7 @@ def conal_em(
         ValueError: naming the argument that does not fit.
     """
     _check(annotations, log_prior, omega, max_iterations, tolerance, smoothing, dtype)
-    em = _State(annotations, log_prior, omega, smoothing, dtype)
+    em = State(annotations, log_prior, omega, smoothing, dtype)
     likelihoods: list[float] = []
     converged = False
     while len(likelihoods) < max_iterations and not converged:
@@ -102,7 +102,7 @@ def conal_em(
     )
 
 
-class _State:
+class State:
     """`posterior` [N, C] and `source` [nnz, C] given each class; `common` [K, C], `own` [R, K, C], `omega` [nnz]."""
 
     def __init__(
@@ -136,10 +136,7 @@ class _State:
         self.own = self._shares(cells.view(a.num_annotators, a.num_classes, -1))
         self.omega = self.mean_source()
         if self.per == "annotator":
-            weight = torch.ones_like(self.omega) if self.weight is None else self.weight
-            both = torch.stack([weight * self.omega, weight], 1)
-            sums = scatter_rows(both, a.annotator, a.order, a.num_annotators)
-            self.omega = (sums[:, 0] / sums[:, 1].clamp(min=FLOOR))[a.annotator]
+            self.omega = self.annotator_source(self.omega)[a.annotator]
         answered = self.posterior[a.counts > 0]
         self.class_prior = answered.mean(0) if len(answered) else self.posterior.new_full((mine.shape[1],), 1.0)
         self.class_prior = self.class_prior.clamp(min=FLOOR)
@@ -160,6 +157,13 @@ class _State:
     def mean_source(self) -> Tensor:
         """``[nnz]``, over the posterior of the item's class."""
         return (self.posterior[self.annotations.item] * self.source).sum(1)
+
+    def annotator_source(self, source: Tensor) -> Tensor:
+        """``[R]``, the mean of ``source [nnz]`` over each annotator's labels; 1/2 without any."""
+        a, weight = self.annotations, torch.ones_like(source) if self.weight is None else self.weight
+        sums = scatter_rows(torch.stack([weight * source, weight], 1), a.annotator, a.order, a.num_annotators)
+        labelled = sums[:, 1] > 0
+        return torch.where(labelled, sums[:, 0] / sums[:, 1].where(labelled, 1.0), 0.5)
 
     def _shares(self, counts: Tensor) -> Tensor:
         """Expected counts [..., K, C] as a distribution over labels for each class; uniform where there are none."""

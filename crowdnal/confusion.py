@@ -10,10 +10,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from crowdnal import reference
 from crowdnal.annotations import Annotations
-from crowdnal.functional import Reduction, crowd_mixture_nll
+from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
+from crowdnal.functional._reduction import reduce
 from crowdnal.functional._sparse import select
 from crowdnal.functional.mix import gather_rows
 from crowdnal.metrics import empirical_confusion
@@ -43,15 +45,24 @@ def whole(parameter: Tensor) -> Tensor:
     return full.to(torch.promote_types(full.dtype, torch.float32))
 
 
+def root(square: Tensor) -> Tensor:
+    """Square root that has derivatives 0, of every order, where there is none: at 0 (and below, by rounding)."""
+    return square.where(square > 0, 1.0).sqrt().where(square > 0, 0.0)
+
+
 class FreeConfusion(nn.Module):
     """Unconstrained matrix an annotator for the softmax link, started at ``scale`` times the identity.
 
-    ``weight [R, C, K]``: row k holds the scores of the observed labels when the true class is k.
+    ``weight [R, C, K]``: row k holds the scores of the observed labels when the true class is k. ``sparse_grad``:
+    gradients through the matrices of given annotators are sparse.
     """
 
-    def __init__(self, num_annotators: int, num_classes: int, num_labels: int, *, scale: float = 1.0) -> None:
+    def __init__(
+        self, num_annotators: int, num_classes: int, num_labels: int, *, scale: float = 1.0, sparse_grad: bool = False
+    ) -> None:
         super().__init__()
         self.scale = scale
+        self.sparse_grad = sparse_grad
         self.weight = nn.Parameter(torch.empty(num_annotators, num_classes, num_labels))
         self.reset_parameters()
 
@@ -59,6 +70,34 @@ class FreeConfusion(nn.Module):
         """Back to the start."""
         with torch.no_grad():
             self.weight.copy_(self.scale * eye(*self.weight.shape[1:]))
+
+    def nll(
+        self,
+        probs: Tensor,
+        annotations: Annotations,
+        weight: Tensor | None,
+        reduction: Reduction,
+        *,
+        shared: Tensor | None = None,
+        mixing: Tensor | None = None,
+    ) -> Tensor:
+        """:func:`crowdnal.functional.crowd_cross_entropy` through these matrices."""
+        return crowd_cross_entropy(
+            probs, self.weight, annotations, weight=weight, reduction=reduction, shared=shared, mixing=mixing,
+            sparse_grad=self.sparse_grad,
+        )  # fmt: skip
+
+    def distances(self, common: Tensor, annotators: Tensor | None = None) -> Tensor:
+        """Differentiable ``‖W_r - common‖`` (Frobenius; 0 without a gradient where equal) of all, or of these."""
+        weight: Tensor = self.weight
+        if annotators is not None:
+            weight = select(weight, annotators) if self.sparse_grad else weight[annotators]
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return root((weight.to(dtype) - common.to(dtype)).square().sum((1, 2)))
+
+    def row(self, k: int) -> Tensor:
+        """``[R, 1, K]``, detached: row k of every matrix."""
+        return whole(self.weight)[:, k : k + 1]
 
     def probs(self) -> Tensor:
         """``[R, C, K]``: softmax of each row."""
@@ -106,6 +145,11 @@ class VectorConfusion(nn.Module):
         if self.bias is not None:
             h = h + gather_rows(self.bias.to(h.dtype), annotator, order)
         return h
+
+    def nll(self, probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
+        """Cross-entropy of each label against the softmax of its scores."""
+        loss = F.cross_entropy(self.scores(probs, annotations), annotations.label, reduction="none")
+        return reduce(loss, annotations, weight, reduction)
 
     def probs(self) -> Tensor:
         """``[R, C, C]``: softmax of the scores of a classifier that is certain of class k, for every k."""
@@ -183,6 +227,10 @@ class NormalizedConfusion(nn.Module):
     def traces(self, annotators: Tensor | None = None) -> Tensor:
         """Differentiable trace of every (given) annotator's matrix, ``[R]``; of min(C, K) cells."""
         return self.log_probs(annotators).diagonal(dim1=1, dim2=2).exp().sum(-1)
+
+    def square_norms(self) -> Tensor:
+        """Differentiable ``‖A_r‖²`` (Frobenius) of every annotator's matrix, ``[R]``."""
+        return (2 * self.log_probs()).exp().sum((1, 2))
 
     def probs(self) -> Tensor:
         """``[R, C, K]``, as users see it."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crowdnal.annotations import Annotations
-from crowdnal.confusion import whole
+from crowdnal.confusion import root, whole
 from crowdnal.functional import Reduction, crowd_mixture_nll
 from crowdnal.functional._common import index_of
 from crowdnal.functional._reduction import reduce
@@ -23,13 +23,16 @@ CELLS = 1 << 24
 class LowRankConfusion(nn.Module):
     """A diagonal plus a matrix of low rank an annotator for the softmax link: ``W_r = diag(d_r) + U_r V_r``.
 
-    ``diagonal [R, min(C, K)]`` starts at 1, ``left [R, C, rank]`` random (variance 1 / rank), ``right [R, rank, K]`` at
-    0: W starts as the (rectangular) identity. R (C + K) (rank + 1) numbers at most instead of R C K, and no W is built
-    for the scores of annotations.
+    ``diagonal [R, min(C, K)]`` starts at ``scale``, ``left [R, C, rank]`` random (variance 1 / rank), ``right
+    [R, rank, K]`` at 0: W starts as ``scale`` times the (rectangular) identity. R (C + K) (rank + 1) numbers at most
+    instead of R C K, and no W is built for the scores of annotations.
     """
 
-    def __init__(self, num_annotators: int, num_classes: int, num_labels: int, *, rank: int) -> None:
+    def __init__(
+        self, num_annotators: int, num_classes: int, num_labels: int, *, rank: int, scale: float = 1.0
+    ) -> None:
         super().__init__()
+        self.scale = scale
         self.diagonal = nn.Parameter(torch.empty(num_annotators, min(num_classes, num_labels)))
         self.left = nn.Parameter(torch.empty(num_annotators, num_classes, rank))
         self.right = nn.Parameter(torch.empty(num_annotators, rank, num_labels))
@@ -38,7 +41,7 @@ class LowRankConfusion(nn.Module):
     def reset_parameters(self) -> None:
         """Back to a start."""
         with torch.no_grad():
-            self.diagonal.fill_(1.0)
+            self.diagonal.fill_(self.scale)
             self.left.normal_(std=self.left.shape[2] ** -0.5)  # at 0 like the other factor neither would get a gradient
             self.right.zero_()
 
@@ -51,6 +54,46 @@ class LowRankConfusion(nn.Module):
         h = h * gather_rows(self.diagonal.to(h.dtype), annotator, order)
         low = mix_rows(mix(probs, left, index_of(annotations)), right, annotator, order)
         return F.pad(h, (0, num_labels - kept)) + low
+
+    def nll(
+        self,
+        probs: Tensor,
+        annotations: Annotations,
+        weight: Tensor | None,
+        reduction: Reduction,
+        *,
+        shared: Tensor | None = None,
+        mixing: Tensor | None = None,
+    ) -> Tensor:
+        """As `crowdnal.confusion.FreeConfusion.nll`."""
+        h = self.scores(probs, annotations)
+        if shared is not None and mixing is not None:
+            every = torch.arange(len(h), device=h.device)
+            h = h.lerp(gather_rows(shared.to(h.dtype), annotations.item, every), mixing.to(h.dtype).unsqueeze(1))
+        return reduce(F.cross_entropy(h, annotations.label, reduction="none"), annotations, weight, reduction)
+
+    def distances(self, common: Tensor, annotators: Tensor | None = None) -> Tensor:
+        """As `crowdnal.confusion.FreeConfusion.distances`, from products of the factors: no W is built."""
+        d, left, right = (
+            part if annotators is None else part[annotators] for part in (self.diagonal, self.left, self.right)
+        )
+        dtype = torch.promote_types(d.dtype, torch.float32)
+        d, left, right, common = d.to(dtype), left.to(dtype), right.to(dtype), common.to(dtype)
+        kept = d.shape[1]
+        off = common - F.pad(common.diagonal().diag(), (0, common.shape[1] - kept, 0, common.shape[0] - kept))
+        apart = d - common.diagonal()
+        # ‖(diag(d) - diag G) + (UV - G's rest)‖²: no difference of large numbers while both are nearly diagonal
+        square = apart.square().sum(1) + off.square().sum()
+        square = square + ((left.mT @ left) * (right @ right.mT)).sum((1, 2))
+        cross = apart * (left[:, :kept] * right[:, :, :kept].mT).sum(2)
+        return root(square + 2 * cross.sum(1) - 2 * ((left.mT @ off) * right).sum((1, 2)))
+
+    def row(self, k: int) -> Tensor:
+        """``[R, 1, K]``, detached: row k of every matrix."""
+        row = whole(self.left)[:, k : k + 1] @ whole(self.right)
+        if k < self.diagonal.shape[1]:
+            row[:, 0, k] += whole(self.diagonal)[:, k]
+        return row
 
     def probs(self) -> Tensor:
         """``[R, C, K]``: softmax of each row of W. Builds what the scores do without."""
@@ -135,6 +178,14 @@ class LowRankMixture(nn.Module):
     def traces(self, annotators: Tensor | None = None) -> Tensor:
         """Differentiable trace of every (given) annotator's matrix, ``[R]``; of min(C, K) cells."""
         return self._diagonals(*(p if annotators is None else p[annotators] for p in self._parts())).sum(-1)
+
+    def square_norms(self) -> Tensor:
+        """Differentiable ``‖A_r‖²`` (Frobenius) of every annotator's matrix, ``[R]``; nothing of its size is built."""
+        a, s, b = self._activated(*self._parts())
+        kept = a.shape[1]
+        mixed = s * F.pad(1 - a, (0, s.shape[2] - kept), value=1.0).unsqueeze(1)
+        cross = a * (mixed[:, :, :kept] * b[:, :, :kept]).sum(1)
+        return a.square().sum(1) + 2 * cross.sum(1) + ((mixed @ mixed.mT) * (b @ b.mT)).sum((1, 2))
 
     def diagonals(self) -> Tensor:
         """``[R, min(C, K)]``: the diagonal of :meth:`probs`."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from crowdnal.annotations import Annotations
 from crowdnal.low_rank import LowRankConfusion, LowRankMixture
-from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, TraceRegularized
+from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, SingleConfusion, TraceRegularized
 from crowdnal.train.config import InputError, parse_options
 
 RANK = {
@@ -23,6 +23,7 @@ RANK = {
     "trace": partial(TraceRegularized, rank=2),
     "trace batch": partial(TraceRegularized, rank=1, scope="batch", trace_weight=0.3),
     "geocrowdnet": partial(GeoCrowdNet, rank=3, volume_weight=0.1),
+    "single-confusion": partial(SingleConfusion, rank=2, regularizer="frobenius"),
 }
 
 
@@ -43,7 +44,8 @@ SHARED = {
 
 @pytest.mark.parametrize("name", RANK)
 def test_contract_of_low_rank(name: str) -> None:
-    contract.check(RANK, name, [*contract.EVERYONE, *contract.CONFUSIONS, *contract.OWN_MATRICES])
+    own = [] if name == "single-confusion" else contract.OWN_MATRICES
+    contract.check(RANK, name, [*contract.EVERYONE, *contract.CONFUSIONS, *own])
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -111,6 +113,11 @@ def test_loss_gradients_and_what_is_shown_equal_the_dense_matrix(cls, classes, l
         torch.testing.assert_close(low.traces(torch.tensor([4, 1])), traces[[4, 1]])
         expected = torch.autograd.grad(traces.mean(), low.diagonal)[0]
         torch.testing.assert_close(torch.autograd.grad(low.traces().mean(), low.diagonal)[0], expected)
+        parts = list(low.parameters())
+        squares = low.square_norms(), dense_mixture(low).square().sum((1, 2))
+        torch.testing.assert_close(*squares)
+        ours, book = (torch.autograd.grad(x.sum(), parts, materialize_grads=True) for x in squares)
+        torch.testing.assert_close(ours, book)
 
 
 @pytest.mark.parametrize("cls", [CrowdLayer, TraceRegularized])

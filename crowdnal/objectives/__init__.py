@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from crowdnal.objectives._history import Round
+from crowdnal.objectives._rounds import RoundsObjective
 from crowdnal.objectives.base import Objective, Predict
 from crowdnal.objectives.bootstrap import SoftBootstrap
 from crowdnal.objectives.conal import CoNAL
+from crowdnal.objectives.conal_em import CoNALEM
 from crowdnal.objectives.crowd_layer import CrowdLayer
 from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.geocrowdnet import GeoCrowdNet
@@ -31,6 +34,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         SingleConfusion,
         GeoCrowdNet,
         CoNAL,
+        CoNALEM,
         UnionNet,
         MaxMIG,
         DoctorNet,
@@ -58,6 +62,7 @@ def create(name: str, **kwargs: Any) -> Objective:
 __all__ = [
     "OBJECTIVES",
     "CoNAL",
+    "CoNALEM",
     "CrowdLayer",
     "DoctorNet",
     "GeoCrowdNet",
@@ -66,6 +71,8 @@ __all__ = [
     "Objective",
     "OverparametrizedCrowdLayer",
     "Predict",
+    "Round",
+    "RoundsObjective",
     "SingleConfusion",
     "SoftBootstrap",
     "SoftMajorityVote",

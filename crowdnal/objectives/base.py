@@ -145,6 +145,9 @@ class Objective(nn.Module):
                 gradients.
         """
 
+    def on_train_resume(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
+        """Call instead of :meth:`on_train_start`, with the same, where training goes on from a loaded checkpoint."""
+
     def on_epoch_start(self, epoch: int) -> None:
         """Call before epoch 0, 1, ... (a resumed run goes on with its number)."""
 

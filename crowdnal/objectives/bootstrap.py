@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction
+from crowdnal.objectives._targets import reduce_items
 from crowdnal.objectives.majority import MajorityVote
 
 
@@ -51,7 +52,7 @@ class SoftBootstrap(MajorityVote):
         labelled = (vote > 0).any(-1, keepdim=True)
         # a class of probability 0 has no share in the entropy, though its log may be infinite
         loss = -(targets * log_p).where(labelled & (targets > 0), 0.0).sum(-1)
-        return self._reduce(loss, vote)
+        return reduce_items(loss, vote, self.reduction)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -12,18 +14,17 @@ from crowdnal.annotations import Annotations
 from crowdnal.confusion import FreeConfusion, eye, whole
 from crowdnal.functional import Reduction, crowd_cross_entropy, segment_sum
 from crowdnal.functional._reduction import reduce
-from crowdnal.functional._sparse import select
 from crowdnal.functional.mix import gather_rows
+from crowdnal.low_rank import LowRankConfusion
 from crowdnal.noise_source import NoiseSource
-from crowdnal.objectives._confusions import annotators_in
-from crowdnal.objectives.base import Objective
+from crowdnal.objectives._confusions import ConfusionObjective, Groups, annotators_in
 from crowdnal.objectives.trace import Scope
 
 Mixing = Literal["logits", "probabilities"]
 START = 2.0  # times the identity
 
 
-class CoNAL(Objective):
+class CoNAL(ConfusionObjective):
     """Each label comes from a confusion that all annotators share, with probability ω, or from its annotator's own.
 
     With class probabilities p, the common matrix W_g and the annotator's W_r, all 2I at the start::
@@ -54,6 +55,10 @@ class CoNAL(Objective):
         feature_dim: D of the items' features; None: told by ``attach``, or read off the first batch (make that before
             ``DistributedDataParallel`` or ``torch.compile``).
         annotator_features: ``[R, F]``, known facts about annotators; None: their identity.
+        groups: ``[R]`` the group of each annotator, 0 to G-1; its members share W_r, but not ω.
+        rank: ``W_r = diag(d_r) + U_r V_r`` of this rank (1 to min(C, K)), so that a thousand classes and thousands of
+            annotators fit; :class:`crowdnal.low_rank.LowRankConfusion`. Not in the paper. ``confusion()`` still builds
+            ``[R, C, K]``; the loss, ``reliability()`` and ``posterior()`` do not.
         sparse_grad: sparse gradients for what belongs to an annotator (its matrix and embedding), as
             :func:`crowdnal.functional.crowd_cross_entropy` does; needs ``scope="batch"`` (or ``separation_weight=0``)
             and `torch.optim.SparseAdam` or SGD.
@@ -77,9 +82,13 @@ class CoNAL(Objective):
         scope: Scope = "all",
         feature_dim: int | None = None,
         annotator_features: Tensor | None = None,
+        groups: Groups | None = None,
+        rank: int | None = None,
         sparse_grad: bool = False,
     ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=groups, rank=rank
+        )
         if mixing not in get_args(Mixing):
             raise ValueError(f"mixing={mixing!r} is unknown: use 'logits' or 'probabilities'")
         if scope not in get_args(Scope):
@@ -93,8 +102,14 @@ class CoNAL(Objective):
         self.mixing: Mixing = mixing
         self.separation_weight = separation_weight
         self.scope: Scope = scope
-        self.sparse_grad = sparse_grad
-        self.annotators = FreeConfusion(num_annotators, num_classes, self.num_labels, scale=START)
+        if sparse_grad and rank is not None:
+            raise ValueError(f"sparse_grad=True is for full matrices: leave it out with rank={rank}")
+        self.annotators: FreeConfusion | LowRankConfusion
+        sizes = self.num_matrices, num_classes, self.num_labels
+        if rank is None:
+            self.annotators = FreeConfusion(*sizes, scale=START, sparse_grad=sparse_grad)
+        else:
+            self.annotators = LowRankConfusion(*sizes, scale=START, rank=rank)
         self.common = nn.Parameter(START * eye(num_classes, self.num_labels))
         self.source = NoiseSource(
             num_annotators, feature_dim, embedding_dim, hidden_dim, normalize_items, annotator_features, sparse_grad
@@ -106,7 +121,7 @@ class CoNAL(Objective):
 
     def confusion(self) -> Tensor:
         """``[R, C, K]``: the individual ones, softmax of W_r for a classifier that is certain of class k."""
-        return self.annotators.probs()
+        return super().confusion()
 
     def common_confusion(self) -> Tensor:
         """``[C, K]``, detached: the common one, row = true class, rows sum to 1."""
@@ -125,16 +140,11 @@ class CoNAL(Objective):
         """``-separation_weight · Σ_r ‖W_r - W_g‖``."""
         if self.separation_weight == 0:
             return None
-        weight: Tensor = self.annotators.weight
-        present: Tensor | float = 1.0
-        if self.scope == "batch":
-            chosen, present = annotators_in(annotations)
-            weight = select(weight, chosen) if self.sparse_grad else weight[chosen]
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        square = (weight.to(dtype) - self.common.to(dtype)).square().sum((1, 2))
-        # the norm has no gradient at 0, where training starts: 0 there, for derivatives of every order
-        distance = square.where(square > 0, 1.0).sqrt().where(square > 0, 0.0)
-        return -self.separation_weight * (distance * present).sum()
+        if self.scope == "all":
+            return -self.separation_weight * self._of_annotators(self.annotators.distances(self.common)).sum()
+        chosen, present = annotators_in(annotations)
+        distances = self.annotators.distances(self.common, self._matrix_of(chosen))
+        return -self.separation_weight * (distances * present).sum()
 
     def _nll(
         self,
@@ -145,30 +155,24 @@ class CoNAL(Objective):
         reduction: Reduction,
     ) -> Tensor:
         assert features is not None  # the base has seen to it
+        scores, common = logits.softmax(-1), self.common.to(logits.dtype)
         source = self.source(features.to(logits.dtype), annotations)
-        matrices = self.common.to(logits.dtype), self.annotators.weight
-        return self._cross_entropy(logits.softmax(-1), *matrices, source, annotations, weight, reduction)
+        individual = partial(self.annotators.nll, scores, self._by_matrix(annotations))
+        return self._mixed(individual, scores @ common, source, annotations, weight, reduction)
 
-    def _cross_entropy(
+    def _mixed(
         self,
-        scores: Tensor,
-        common: Tensor,
-        individual: Tensor,
+        individual: Callable[..., Tensor],
+        shared: Tensor,
         source: Tensor,
         annotations: Annotations,
         weight: Tensor | None,
         reduction: Reduction,
     ) -> Tensor:
-        shared = scores @ common
+        """Cross-entropy of the labels from the scores [B, K] of the common confusion and what the individual gives."""
         if self.mixing == "logits":
-            return crowd_cross_entropy(
-                scores, individual, annotations, shared=shared, mixing=source.sigmoid(), weight=weight,
-                reduction=reduction, sparse_grad=self.sparse_grad,
-            )  # fmt: skip
-        alone = -crowd_cross_entropy(
-            scores, individual, annotations, weight=torch.ones_like(source), reduction="none",
-            sparse_grad=self.sparse_grad,
-        )  # fmt: skip
+            return individual(weight=weight, reduction=reduction, shared=shared, mixing=source.sigmoid())
+        alone = -individual(weight=torch.ones_like(source), reduction="none")
         every = torch.arange(annotations.num_annotations, device=shared.device)
         together = gather_rows(shared.log_softmax(-1), annotations.item, every)
         together = together.gather(1, annotations.label[:, None])[:, 0]
@@ -178,15 +182,13 @@ class CoNAL(Objective):
     def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         assert features is not None
         source = self.source(features.to(logits.dtype), annotations)
-        common, individual = whole(self.common).to(logits.dtype), whole(self.annotators.weight).to(logits.dtype)
+        common, owners = whole(self.common).to(logits.dtype), self._by_matrix(annotations)
         certain, ones = logits.new_ones(annotations.num_items, 1), torch.ones_like(source)
         # one class after the other: a row of every matrix, nothing larger than [nnz, C + K]
-        nll = [
-            self._cross_entropy(
-                certain, common[k : k + 1], individual[:, k : k + 1], source, annotations, ones, "none"
-            )
-            for k in range(self.num_classes)
-        ]
+        nll = []
+        for k in range(self.num_classes):
+            individual = partial(crowd_cross_entropy, certain, self.annotators.row(k).to(logits.dtype), owners)
+            nll.append(self._mixed(individual, certain @ common[k : k + 1], source, annotations, ones, "none"))
         evidence = -torch.stack(nll, 1)
         if annotations.weight is not None:
             evidence = evidence * annotations.weight.to(evidence.dtype)[:, None]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import FreeConfusion, VectorConfusion
-from crowdnal.functional import Reduction, crowd_cross_entropy
-from crowdnal.functional._reduction import reduce
+from crowdnal.functional import Reduction
 from crowdnal.low_rank import LowRankConfusion
 from crowdnal.objectives._confusions import ConfusionObjective, Groups
 
@@ -75,7 +73,9 @@ class CrowdLayer(ConfusionObjective):
         if rank is not None:
             self.annotators = LowRankConfusion(self.num_matrices, num_classes, self.num_labels, rank=rank)
         elif variant == "MW":
-            self.annotators = FreeConfusion(self.num_matrices, num_classes, self.num_labels)
+            self.annotators = FreeConfusion(
+                self.num_matrices, num_classes, self.num_labels, sparse_grad=sparse_grad
+            )
         else:
             self._needs_square(f"CrowdLayer(variant={variant!r})")
             self.annotators = VectorConfusion(
@@ -94,18 +94,7 @@ class CrowdLayer(ConfusionObjective):
         weight: Tensor | None,
         reduction: Reduction,
     ) -> Tensor:
-        p, annotations = logits.softmax(-1), self._by_matrix(annotations)
-        if isinstance(self.annotators, FreeConfusion):
-            return crowd_cross_entropy(
-                p,
-                self.annotators.weight,
-                annotations,
-                weight=weight,
-                reduction=reduction,
-                sparse_grad=self.sparse_grad,
-            )
-        loss = F.cross_entropy(self.annotators.scores(p, annotations), annotations.label, reduction="none")
-        return reduce(loss, annotations, weight, reduction)
+        return self.annotators.nll(logits.softmax(-1), self._by_matrix(annotations), weight, reduction)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction
+from crowdnal.objectives._targets import target_cross_entropy
 from crowdnal.objectives.base import Objective
 
 
@@ -56,18 +57,7 @@ class MajorityVote(Objective):
         )
 
     def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        targets = self.targets(annotations, logits.dtype)
-        # where, not a product: an item without labels must give exactly 0 even if its logits are not finite
-        loss = -(targets * logits.log_softmax(-1)).where(targets > 0, 0.0).sum(-1)
-        return self._reduce(loss, targets)
-
-    def _reduce(self, loss: Tensor, targets: Tensor) -> Tensor:
-        """``loss [B]``, 0 for items whose targets are all zero, reduced over the others."""
-        if self.reduction == "none":
-            return loss
-        if self.reduction == "sum":
-            return loss.sum()
-        return loss.sum() / (targets > 0).any(-1).sum().clamp(min=1)
+        return target_cross_entropy(logits, self.targets(annotations, logits.dtype), self.reduction)
 
     def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         return logits.log_softmax(-1)[annotations.item, annotations.label]

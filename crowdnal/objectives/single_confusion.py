@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import Normalization, NormalizedConfusion
 from crowdnal.functional import Reduction
+from crowdnal.low_rank import LowRankMixture
 from crowdnal.objectives._confusions import MixtureObjective
 
 Regularizer = Literal["trace", "frobenius"]
@@ -30,6 +30,8 @@ class SingleConfusion(MixtureObjective):
         penalty_weight: λ, 0 or more.
         regularizer: ``"trace"`` or ``"frobenius"``.
         normalization: ``"softplus"`` or ``"softmax"`` of the stored matrix.
+        rank: A = a diagonal plus a mixture of this many label distributions (1 to min(C, K));
+            :class:`crowdnal.low_rank.LowRankMixture` (softmax throughout). Not in the paper.
     """
 
     name: ClassVar[str] = "single-confusion"
@@ -44,18 +46,23 @@ class SingleConfusion(MixtureObjective):
         penalty_weight: float = 0.01,
         regularizer: Regularizer = "trace",
         normalization: Normalization = "softplus",
+        rank: int | None = None,
     ) -> None:
         everyone = [0] * num_annotators if isinstance(num_annotators, int) and num_annotators > 0 else None
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=everyone)
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=everyone, rank=rank
+        )
         if not penalty_weight >= 0:
             raise ValueError(f"penalty_weight={penalty_weight!r} must be 0 or more: the trace or norm is minimised")
         if regularizer not in get_args(Regularizer):
             raise ValueError(f"regularizer={regularizer!r} is unknown: use one of {', '.join(get_args(Regularizer))}")
         self.penalty_weight = penalty_weight
         self.regularizer: Regularizer = regularizer
-        self.annotators: NormalizedConfusion = NormalizedConfusion(
-            1, num_classes, self.num_labels, normalization=normalization
-        )
+        self.annotators: NormalizedConfusion | LowRankMixture
+        if rank is None:
+            self.annotators = NormalizedConfusion(1, num_classes, self.num_labels, normalization=normalization)
+        else:
+            self.annotators = LowRankMixture(1, num_classes, self.num_labels, rank=rank)
 
     def confusion(self) -> Tensor:
         """``[R, C, K]``: R times A."""
@@ -67,7 +74,7 @@ class SingleConfusion(MixtureObjective):
             return None
         if self.regularizer == "trace":
             return self.penalty_weight * self.annotators.traces().sum()
-        return self.penalty_weight * torch.exp(2 * self.annotators.log_probs()).sum()
+        return self.penalty_weight * self.annotators.square_norms().sum()
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""

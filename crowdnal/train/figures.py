@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crowdnal._extras import require
 
-INK, GRID, BLUE, ORANGE, GREEN = "#1f2933", "#e4e7eb", "#2563a8", "#d9730d", "#2f855a"
+INK, GRID, BLUE, ORANGE, GREEN, VIOLET = "#1f2933", "#e4e7eb", "#2563a8", "#d9730d", "#2f855a", "#6b46a8"
 _STYLE = {
     "font.size": 9.0, "axes.edgecolor": "#9aa5b1", "axes.labelcolor": INK, "axes.titlesize": 10.0,
     "axes.titleweight": "bold", "axes.titlelocation": "left", "text.color": INK, "xtick.color": INK,
@@ -51,16 +51,18 @@ def short(name: object, length: int = 16) -> str:
 
 @_styled
 def learning_curve(history: Sequence[dict[str, Any]], selected_epoch: int | None) -> Any:
-    """Training loss, and where they exist held-out log-likelihood and test accuracy, by epoch."""
+    """Training loss, and where they exist held-out log-likelihood, test accuracy and log-likelihood of rounds."""
     panels = [("train_loss", "training loss", BLUE)]
     if history[-1]["heldout_log_likelihood"] is not None:
         panels.append(("heldout_log_likelihood", "log-likelihood of held-out labels", ORANGE))
     if history[-1]["test_accuracy"] is not None:
         panels.append(("test_accuracy", "test accuracy", GREEN))
+    if any(row.get("round_log_likelihood") is not None for row in history):
+        panels.append(("round_log_likelihood", "log-likelihood, by rounds", VIOLET))
     figure, axes = _figure(len(panels), (3.6 * len(panels), 2.7))
-    epochs = [row["epoch"] for row in history]
     for ax, (name, title, colour) in zip(axes, panels, strict=True):
-        values = [row[name] for row in history]
+        measured = [row for row in history if row[name] is not None]
+        epochs, values = ([row[key] for row in measured] for key in ("epoch", name))
         ax.plot(epochs, values, color=colour, linewidth=1.8, marker="o" if len(epochs) < 3 else None)
         if selected_epoch is not None:
             ax.axvline(selected_epoch, color="#9aa5b1", linewidth=1, linestyle="--")

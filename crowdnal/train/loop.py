@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from crowdnal._extras import require
 from crowdnal.annotations import Annotations
 from crowdnal.attach import CrowdModel
+from crowdnal.objectives import RoundsObjective
 from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.data import ImageDataset, derive_seed, seed_everything
 from crowdnal.train.files import load_state, save_state
@@ -143,9 +144,9 @@ class Trainer:
         before = cudnn.deterministic, cudnn.benchmark
         cudnn.deterministic, cudnn.benchmark = True, False
         try:
-            if self.progress.epoch == 0:
-                everything = torch.arange(len(self.annotations))
-                self.model.objective.on_train_start(self.annotations, lambda: self.predict("images", everything))
+            objective, everything = self.model.objective, torch.arange(len(self.annotations))
+            begin = objective.on_train_start if self.progress.epoch == 0 else objective.on_train_resume
+            begin(self.annotations, lambda: self.predict("images", everything))
             with self.reporter.track("epoch", epochs, self.progress.epoch) as track:
                 while self.progress.epoch < epochs:
                     track.advance(1, self._epoch(self.progress.epoch))
@@ -180,6 +181,9 @@ class Trainer:
         if mean != mean or abs(mean) == float("inf"):
             raise InputError(f"the loss is {mean} in epoch {epoch + 1}: lower --lr or --objective-lr")
         row = {"epoch": epoch + 1, "lr": rate, "train_loss": mean, **self._measure()}
+        if isinstance(objective, RoundsObjective):
+            made = objective.history[-1:]
+            row["round_log_likelihood"] = made[0].log_likelihood if made and made[0].epoch == epoch else None
         return self._finish(row)
 
     def _measure(self) -> dict[str, float | None]:
@@ -211,7 +215,8 @@ class Trainer:
             },
         )
         names = {"train_loss": "loss", "heldout_log_likelihood": "held-out", "test_accuracy": "test"}
-        return "  ".join(f"{text} {row[name]:.4f}" for name, text in names.items() if row[name] is not None)
+        names["round_log_likelihood"] = "round"
+        return "  ".join(f"{text} {row[name]:.4f}" for name, text in names.items() if row.get(name) is not None)
 
     def resume(self) -> None:
         """Take up the last checkpoint, if there is one."""
