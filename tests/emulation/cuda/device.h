@@ -28,7 +28,8 @@ class Device : public Context {
     AtenTensorHandle handle;
     TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
     Tensor out(handle);
-    int64_t bytes = out.scalar_type() == ScalarType::Double ? 8 : 4;
+    const ScalarType type = out.scalar_type();
+    int64_t bytes = type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 0;  // others are refused later
     for (int64_t d = 0; d < dims; ++d) bytes *= sizes[d];
     if (bytes > 0) std::memset(out.mutable_data_ptr(), 0xff, bytes);
     return out;
