@@ -5,7 +5,11 @@ download another copy of it. This backend looks for torch where the running inte
 and builds against that one; only where there is none, or one too old, does it ask for torch. A native
 library that cannot be built leaves a package that runs on the reference implementation.
 
-CROWDNAL_NO_NATIVE=1 skips the native library; CROWDNAL_REQUIRE_NATIVE=1 makes its failure an error.
+Where torch is a CUDA build and there is an nvcc, a second library serves CUDA; if that one fails to build, the CPU's is
+built without it.
+
+CROWDNAL_NO_NATIVE=1 skips the native libraries, CROWDNAL_NO_CUDA=1 the CUDA one; CROWDNAL_REQUIRE_NATIVE=1 makes a
+failure an error.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import site
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import metadata, util
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -99,28 +103,33 @@ def expose_torch() -> None:
 
 
 @contextmanager
-def without_native() -> Iterator[None]:
-    before = os.environ.get("CROWDNAL_NO_NATIVE", "")
-    os.environ["CROWDNAL_NO_NATIVE"] = "1"
+def without(what: str) -> Iterator[None]:
+    variable = f"CROWDNAL_NO_{what}"
+    before = os.environ.get(variable, "")
+    os.environ[variable] = "1"
     try:
         yield
     finally:
-        os.environ["CROWDNAL_NO_NATIVE"] = before
+        os.environ[variable] = before
 
 
 def with_native(build: Callable[[], str]) -> str:
-    """Run a build with the native library; should that fail, without it."""
+    """Run a build with the native libraries; should that fail, without the CUDA one, then without any."""
     if is_skipped():
         return build()
-    try:
-        expose_torch()
-        return build()
-    except (Exception, SystemExit) as error:
-        if os.environ.get("CROWDNAL_REQUIRE_NATIVE") == "1":
-            raise
-        traceback.print_exc()
-        print(WARNING.format(error=error), file=sys.stderr, flush=True)
-    with without_native():
+    failure: BaseException | None = None
+    for attempt in (nullcontext(), without("CUDA")):
+        try:
+            with attempt:
+                expose_torch()
+                return build()
+        except (Exception, SystemExit) as error:
+            if os.environ.get("CROWDNAL_REQUIRE_NATIVE") == "1":
+                raise
+            traceback.print_exc()
+            failure = error
+    print(WARNING.format(error=failure), file=sys.stderr, flush=True)
+    with without("NATIVE"):
         return build()
 
 
@@ -140,17 +149,17 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
-    with without_native():
+    with without("NATIVE"):
         return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
 
 
 def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Settings = None) -> str:
-    with without_native():
+    with without("NATIVE"):
         return build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings)
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
-    with without_native():
+    with without("NATIVE"):
         return build_meta.build_sdist(sdist_directory, config_settings)
 
 

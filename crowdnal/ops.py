@@ -62,25 +62,38 @@ for _name, _schema in SCHEMAS.items():
 _native: set[str] = set()
 
 
-def _load() -> None:
+def _load(device: str) -> str | None:
+    """Loads the native library of a device; returns what went wrong, None if nothing (or none was built)."""
+    failure = None
+    for path in sorted(Path(__file__).parent.glob(f"_{device}*.so")):
+        try:
+            torch.ops.load_library(path)
+            _native.add(device)
+            return None
+        except OSError as error:
+            failure = f"{path.name} cannot be loaded ({error})"
+    return failure
+
+
+def _load_all() -> None:
     if os.environ.get("CROWDNAL_DISABLE_NATIVE") == "1":
-        reason = "CROWDNAL_DISABLE_NATIVE=1 is set"
+        failure: str | None = "CROWDNAL_DISABLE_NATIVE=1 is set"
     else:
-        reason = (
-            "no native library was built; CROWDNAL_REQUIRE_NATIVE=1 pip install -v ... shows why "
-            "(and a source tree needs pip install -e .)"
-        )
-        for path in sorted(Path(__file__).parent.glob("_cpu*.so")):
-            try:
-                torch.ops.load_library(path)
-                _native.add("cpu")
-                return
-            except OSError as error:
-                reason = f"{path.name} cannot be loaded ({error})"
-    warnings.warn(f"crowdnal runs on its plain PyTorch reference, which is slower: {reason}", stacklevel=3)
+        failure = _load("cpu")
+        if failure is None and "cpu" not in _native:
+            failure = (
+                "no native library was built; CROWDNAL_REQUIRE_NATIVE=1 pip install -v ... shows why "
+                "(and a source tree needs pip install -e .)"
+            )
+        if torch.version.cuda is not None:  # the library is linked with what only such a torch brings
+            cuda_failure = _load("cuda")
+            if cuda_failure is not None:
+                warnings.warn(f"crowdnal runs on its plain PyTorch reference on CUDA: {cuda_failure}", stacklevel=3)
+    if failure is not None:
+        warnings.warn(f"crowdnal runs on its plain PyTorch reference, which is slower: {failure}", stacklevel=3)
 
 
-_load()
+_load_all()
 
 
 def backend() -> dict[str, str]:

@@ -17,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import crowdnal
 from crowdnal._extras import require
@@ -103,6 +104,36 @@ def test_import_is_light(tmp_path: Path) -> None:
     loaded = {name.partition(".")[0] for name in python(code, tmp_path).split()}
     assert "crowdnal" in loaded
     assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_only_a_cuda_build_of_torch_loads_the_cuda_library(tmp_path: Path, cuda: bool) -> None:
+    code = f"""
+import warnings; warnings.simplefilter("error")
+import torch
+if not {cuda}: torch.version.cuda = None
+torch.ops.load_library = lambda path, load=torch.ops.load_library: (print(path.name), load(path))
+import crowdnal
+print(crowdnal.backend()["cuda"])
+"""
+    if not any(library.name.startswith("_cpu") for library in LIBRARIES):
+        pytest.skip("this crowdnal was installed without a native library")
+    *loaded, backend = python(code, tmp_path).split()
+    built = cuda and any(library.name.startswith("_cuda") for library in LIBRARIES) and torch.version.cuda is not None
+    assert [name.partition(".")[0] for name in loaded] == (["_cpu", "_cuda"] if built else ["_cpu"])
+    assert backend == ("native" if built else "reference")
+
+
+def test_a_cuda_library_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from crowdnal import ops
+
+    (tmp_path / "_cuda.abi3.so").write_text("no library")
+    monkeypatch.setattr(ops, "__file__", str(tmp_path / "ops.py"))
+    monkeypatch.setattr(ops, "_native", {"cpu"})
+    failure = ops._load("cuda")
+    assert failure is not None and failure.startswith("_cuda.abi3.so cannot be loaded")
+    assert ops.backend() == {"cpu": "native", "cuda": "reference"}
+    assert ops._load("none") is None and ops.backend()["cuda"] == "reference"
 
 
 def test_disabled_native_runs_on_the_reference_and_warns_once(tmp_path: Path) -> None:
@@ -273,6 +304,19 @@ def test_failed_native_build_leaves_a_package_and_a_warning(
         backend.build_wheel("out")
     monkeypatch.setenv("CROWDNAL_NO_NATIVE", "1")
     assert backend.build_wheel("out") == "pure.whl"
+
+
+def test_failed_cuda_build_leaves_the_cpu_library(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*args: object) -> str:
+        if os.environ.get("CROWDNAL_NO_CUDA") != "1":
+            raise RuntimeError("nvcc said no")
+        return "pure.whl" if os.environ.get("CROWDNAL_NO_NATIVE") == "1" else "cpu.whl"
+
+    monkeypatch.delenv("CROWDNAL_NO_CUDA", raising=False)
+    monkeypatch.setattr(backend, "expose_torch", lambda: None)
+    monkeypatch.setattr(backend.build_meta, "build_wheel", build, raising=False)
+    assert backend.build_wheel("out") == "cpu.whl"
+    assert os.environ["CROWDNAL_NO_CUDA"] != "1"
 
 
 def test_source_archive_is_complete(tmp_path: Path) -> None:

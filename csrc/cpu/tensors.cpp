@@ -11,9 +11,6 @@
 namespace crowdnal::cpu {
 namespace {
 
-// Without the dispatcher where there is nothing to do.
-Tensor packed(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
-
 // Whether a value is outside 0..bound-1.
 CROWDNAL_CLONES bool any_outside(const int64_t* values, int64_t count, int64_t bound) {
   uint64_t bad = 0;
@@ -72,12 +69,6 @@ Runs runs_of(const Index& view, int64_t num_annotators) {
 
 }  // namespace
 
-Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
-  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long, "crowdnal: ", name, " must be int64");
-  STD_TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, "crowdnal: ", name, " must have shape [", size, "]");
-  return packed(tensor);
-}
-
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
                          int64_t num_annotators, int64_t num_items, bool runs) {
   const int64_t nnz = annotator.size(0);
@@ -98,21 +89,6 @@ Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels) {
   Tensor out = check_long(label, "label", nnz);
   check_range(pointer<int64_t>(out), nnz, "label", num_labels);
   return out;
-}
-
-Tensor check_values(const Tensor& values, const char* name, const Tensor& like, std::initializer_list<int64_t> sizes) {
-  STD_TORCH_CHECK(values.scalar_type() == like.scalar_type(), "crowdnal: ", name, " must have the dtype of the matrices");
-  bool same = values.dim() == static_cast<int64_t>(sizes.size());
-  int64_t d = 0;
-  for (int64_t size : sizes) same = same && values.size(d++) == size;
-  STD_TORCH_CHECK(same, "crowdnal: ", name, " has the wrong shape");
-  return packed(values);
-}
-
-Tensor check_confusion(const Tensor& confusion) {
-  STD_TORCH_CHECK(confusion.dim() == 3 && confusion.size(1) > 0 && confusion.size(2) > 0,
-                  "crowdnal: confusion must have 3 dimensions, with at least one class and one label");
-  return packed(confusion);
 }
 
 Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {

@@ -1,0 +1,108 @@
+"""What `gpu.py` needs of a device: problems made on it, times, graphs, memory. "cpu" is there to try the script."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from _formulations import Candidate, Cell, Problem
+from torch import Tensor
+
+import crowdnal
+
+
+class DeviceProblem(Problem):
+    """As `Problem`, made on the device; annotators of an item are distinct, a random one first."""
+
+    def __init__(self, cell: Cell, leaves: Callable[[Problem], Sequence[Tensor]], device: str) -> None:
+        self.cell, self.dtype = cell, torch.float32
+        self.B, self.R, self.C = cell.items, cell.annotators, cell.classes
+        self.nnz = round(cell.items * cell.per_item)
+        self.generator = torch.Generator(device).manual_seed(0)
+        with torch.device(device):
+            counts = torch.full((self.B,), self.nnz // self.B)
+            counts[: self.nnz % self.B] += 1
+            indptr = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+            item = torch.repeat_interleave(torch.arange(self.B), counts)
+            place = torch.arange(self.nnz) - indptr[item]
+            first = torch.randint(self.R, (self.B,), generator=self.generator)
+            annotator = (first[item] + place * max(1, self.R // (self.nnz // self.B + 1))) % self.R
+            label = torch.randint(self.C, (self.nnz,), generator=self.generator)
+            self.annotations = crowdnal.Annotations(
+                indptr, annotator, label, num_annotators=self.R, num_classes=self.C
+            ).prepare()
+            self.touched = annotator.unique().numel()
+            self.leaves = [leaf.requires_grad_() for leaf in leaves(self)]
+
+
+def seconds(step: Callable[[], object], device: str, repeats: int) -> float:
+    """Seconds a step on the device, or in Python where that is the slower."""
+    if device == "cpu":
+        start = time.perf_counter()
+        for _ in range(repeats):
+            step()
+        return (time.perf_counter() - start) / repeats
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(repeats):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1000 / repeats
+
+
+def turns(steps: dict[str, Callable[[], object]], device: str, rounds: int, block: float = 0.02) -> dict[str, float]:
+    """Median seconds a step; blocks of all take turns."""
+    repeats, times = {}, {name: list[float]() for name in steps}
+    for name, step in steps.items():
+        step()
+        repeats[name] = max(1, min(200, round(block / seconds(step, device, 1))))
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(seconds(step, device, repeats[name]))
+    return {name: statistics.median(blocks) for name, blocks in times.items()}
+
+
+def captured(step: Candidate) -> Callable[[], object]:
+    """The step as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def peak(step: Callable[[], object], device: str) -> int | None:
+    """Most bytes allocated during a step beyond those before it, gradients included."""
+    if device == "cpu":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def copy_rate(device: str) -> float:
+    source = torch.ones(1 << (22 if device == "cpu" else 28), device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / min(seconds(lambda: target.copy_(source), device, 5) for _ in range(5))
+
+
+def empty_cache(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def describe(device: str) -> dict[str, Any]:
+    name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
+    return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda, "backend": crowdnal.backend()}

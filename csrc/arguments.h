@@ -1,0 +1,77 @@
+// Checks of tensor arguments that need only sizes and dtypes, and pointers to what they hold: for every device.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <initializer_list>
+#include <optional>
+
+#include "common/index.h"
+
+namespace crowdnal {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// Without the dispatcher where there is nothing to do.
+inline Tensor packed(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+// An int64 tensor [size], contiguous.
+inline Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
+  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long, "crowdnal: ", name, " must be int64");
+  STD_TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, "crowdnal: ", name, " must have shape [", size, "]");
+  return packed(tensor);
+}
+
+// A floating tensor of the given sizes, of the dtype of `like`, contiguous.
+inline Tensor check_values(const Tensor& values, const char* name, const Tensor& like,
+                           std::initializer_list<int64_t> sizes) {
+  STD_TORCH_CHECK(values.scalar_type() == like.scalar_type(), "crowdnal: ", name, " must have the dtype of the matrices");
+  bool same = values.dim() == static_cast<int64_t>(sizes.size());
+  int64_t d = 0;
+  for (int64_t size : sizes) same = same && values.size(d++) == size;
+  STD_TORCH_CHECK(same, "crowdnal: ", name, " has the wrong shape");
+  return packed(values);
+}
+
+// A confusion [R, rows, cols], contiguous.
+inline Tensor check_confusion(const Tensor& confusion) {
+  STD_TORCH_CHECK(confusion.dim() == 3 && confusion.size(1) > 0 && confusion.size(2) > 0,
+                  "crowdnal: confusion must have 3 dimensions, with at least one class and one label");
+  return packed(confusion);
+}
+inline Shape shape_of(const Tensor& confusion) { return {confusion.size(0), confusion.size(1), confusion.size(2)}; }
+
+template <class T>
+const T* pointer(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+template <class T>
+const T* pointer(const OptionalTensor& tensor) {
+  return tensor.has_value() ? pointer<T>(*tensor) : nullptr;
+}
+template <class T>
+T* output(Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+// Calls body with a value of the element type: dispatch(t, [&](auto zero) { using T = decltype(zero); ... }).
+template <class Body>
+void dispatch(const Tensor& tensor, const Body& body) {
+  if (tensor.scalar_type() == ScalarType::Double) {
+    body(double{});
+  } else {
+    STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Float,
+                    "crowdnal: the native kernels take float32 or float64; convert the input first");
+    body(float{});
+  }
+}
+
+}  // namespace crowdnal

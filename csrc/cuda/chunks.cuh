@@ -1,0 +1,104 @@
+// Sums over the annotations of an annotator, who may have most of the work.
+//
+// `order` is cut into chunks of a size that depends on nothing but sizes. In its chunk a piece of annotations of one
+// annotator has one owner: it writes to `out`, or, if the annotator began in an earlier chunk, to the chunk's slot. The
+// slots are added in their order.
+#pragma once
+
+#include "cuda/rows.cuh"
+
+namespace crowdnal::cuda {
+
+struct Chunks {
+  int64_t size;   // positions
+  int64_t count;
+
+  // Enough of them, times the tiles of a matrix, for every processor; few enough for their slots.
+  static Chunks of(int64_t nnz, int64_t tiles, int64_t matrix) {
+    constexpr int64_t kUnits = 4096, kSlotElements = 1 << 24;
+    const int64_t most = std::max<int64_t>(1, std::min(ceil_div(kUnits, tiles), kSlotElements / matrix));
+    const int64_t size = kLanes * std::max<int64_t>(1, ceil_div(nnz, most * kLanes));
+    return {size, ceil_div(nnz, size)};
+  }
+};
+
+// Whether the annotations at positions p - 1 and p have the same annotator.
+__device__ inline bool continues(const Index& index, int64_t p) {
+  return p > 0 && p < index.nnz && index.annotator[index.order[p - 1]] == index.annotator[index.order[p]];
+}
+
+// Adds the slots of the chunks into which an annotator reaches: a block the first of them, for kLanes elements.
+template <class T>
+__global__ void __launch_bounds__(256) add_slots_kernel(Index index, int64_t size, Chunks chunks, const T* slots, T* out) {
+  constexpr int kWays = 8;
+  CROWDNAL_SHARED(double, sums, kWays * kLanes);
+  const int lane = threadIdx.x % kLanes, way = threadIdx.x / kLanes;
+  const int64_t tiles = (size + kLanes - 1) / kLanes;
+  for (int64_t unit = blockIdx.x; unit < (chunks.count - 1) * tiles; unit += gridDim.x) {
+    const int64_t chunk = unit / tiles + 1, e = unit % tiles * kLanes + lane;
+    const int64_t r = index.annotator[index.order[chunk * chunks.size]];
+    const auto reaches = [&](int64_t q) {
+      return q < chunks.count && index.annotator[index.order[q * chunks.size]] == r;
+    };
+    if (!continues(index, chunk * chunks.size)) continue;
+    if (reaches(chunk - 1) && continues(index, (chunk - 1) * chunks.size)) continue;  // another block's
+    double sum = 0;
+    for (int64_t q = chunk + way; reaches(q); q += kWays) {
+      if (e < size) sum += static_cast<double>(slots[q * size + e]);
+    }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (way == 0 && e < size) {
+      for (int w = 1; w < kWays; ++w) sum += sums[w * kLanes + lane];
+      out[r * size + e] = static_cast<T>(static_cast<double>(out[r * size + e]) + sum);
+    }
+    __syncthreads();
+  }
+}
+
+template <class T>
+void add_slots(Context& context, const Index& index, int64_t size, const Chunks& chunks, const T* slots, T* out) {
+  launch(context, add_slots_kernel<T>, (chunks.count - 1) * ceil_div(size, kLanes), 256, 0, index, size, chunks, slots,
+         out);
+}
+
+// out[r, a, b] = sum_{n of r} term(n, a, b), a thread an element: for matrices too small to be worth more.
+template <class T, class Term>
+__global__ void __launch_bounds__(kThreads)
+    sum_annotators_kernel(Term term, Index index, Shape shape, Chunks chunks, T* out, T* slots) {
+  const int64_t size = shape.rows * shape.cols, tiles = (size + kThreads - 1) / kThreads;
+  for (int64_t unit = blockIdx.x; unit < chunks.count * tiles; unit += gridDim.x) {
+    const int64_t chunk = unit / tiles, e = unit % tiles * kThreads + threadIdx.x;
+    if (e >= size) continue;
+    const int64_t a = e / shape.cols, b = e % shape.cols, first = chunk * chunks.size;
+    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
+    for (int64_t p = first; p < last;) {
+      const int64_t r = index.annotator[index.order[p]];
+      CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
+      T* to = p == first && continues(index, first) ? slots + chunk * size : out + r * size;
+      BlockSum<T> sum;
+      do {
+        int in_block = 0;
+        do {
+          sum.add(term(index.order[p], a, b));
+          ++p;
+        } while (++in_block < kBlock && p < last && continues(index, p));
+        sum.close();
+      } while (p < last && continues(index, p));
+      to[e] = sum.total;
+    }
+  }
+}
+
+template <class T, class Term>
+void sum_annotators(Context& context, const Term& term, const Index& index, const Shape& shape, T* out) {
+  const int64_t size = shape.rows * shape.cols, tiles = ceil_div(size, kThreads);
+  const Chunks chunks = Chunks::of(index.nnz, tiles, size);
+  T* slots = context.template scratch<T>(chunks.count * size);
+  context.zero(out, shape.num_annotators * size);
+  launch(context, sum_annotators_kernel<T, Term>, chunks.count * tiles, kThreads, 0, term, index, shape, chunks, out,
+         slots);
+  add_slots(context, index, size, chunks, slots, out);
+}
+
+}  // namespace crowdnal::cuda

@@ -1,0 +1,98 @@
+// evidence and counts: each other's adjoints, the sufficient statistics of the joint link.
+#pragma once
+
+#include "cuda/chunks.cuh"
+
+namespace crowdnal::cuda {
+
+// sum over the annotations n of item i of weight_n rows(n, k); nothing for a weight of 0, whatever the row.
+template <class T, class Rows>
+__device__ T sum_evidence(const Rows& rows, const T* weight, const Index& index, int64_t i, int64_t k) {
+  const int64_t last = index.indptr[i + 1];
+  CROWDNAL_ASSERT(0 <= index.indptr[i] && index.indptr[i] <= last && last <= index.nnz);
+  BlockSum<T> sum;
+  for (int64_t n = index.indptr[i]; n < last;) {
+    const int64_t stop = n + kBlock < last ? n + kBlock : last;
+    for (; n < stop; ++n) {
+      const T w = weight ? weight[n] : T(1);
+      if (w != T(0)) sum.add(w * rows(n, k));
+    }
+    sum.close();
+  }
+  return sum.total;
+}
+
+template <class T, class Rows>
+__global__ void __launch_bounds__(kThreads)
+    evidence_kernel(Rows rows, const T* weight, Index index, int64_t classes, T* out) {
+  const int64_t size = index.num_items * classes;
+  for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {
+    out[e] = sum_evidence(rows, weight, index, e / classes, e % classes);
+  }
+}
+
+// out[i, k] = sum_{n of i} weight_n rows(n, k)                                                      out: [B, classes]
+template <class T, class Rows>
+void evidence(Context& context, const Rows& rows, const T* weight, const Index& index, int64_t classes, T* out) {
+  launch(context, evidence_kernel<T, Rows>, ceil_div(index.num_items * classes, kThreads), kThreads, 0, rows, weight,
+         index, classes, out);
+}
+
+// weight_n values[item_n]
+template <class T>
+struct ItemRows {
+  const T* values;      // [B, classes]
+  int64_t classes;
+  const int64_t* item;  // [nnz]
+  const T* weight;      // [nnz] or null (1)
+  __device__ T operator()(int64_t n, int64_t k) const {
+    const T v = values[item[n] * classes + k];
+    return weight ? weight[n] * v : v;
+  }
+};
+
+// The row of `rows` at the annotation's label, 0 elsewhere: a matrix an annotation.
+template <class T, class Rows>
+struct AtLabel {
+  Rows rows;
+  const int64_t* label;  // [nnz]
+  __device__ T operator()(int64_t n, int64_t y, int64_t k) const { return label[n] == y ? rows(n, k) : T(0); }
+};
+
+// A thread owns a column of the matrices and adds to them where they lie.
+template <class T, class Rows>
+__global__ void __launch_bounds__(kThreads) add_labelled_kernel(Rows rows, const int64_t* label, Index index, Shape shape,
+                                                                Chunks chunks, T* out, T* slots) {
+  const int64_t size = shape.rows * shape.cols, tiles = (shape.cols + kThreads - 1) / kThreads;
+  for (int64_t unit = blockIdx.x; unit < chunks.count * tiles; unit += gridDim.x) {
+    const int64_t chunk = unit / tiles, k = unit % tiles * kThreads + threadIdx.x, first = chunk * chunks.size;
+    if (k >= shape.cols) continue;
+    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
+    bool in_slot = continues(index, first);
+    for (int64_t y = 0; in_slot && y < shape.rows; ++y) slots[chunk * size + y * shape.cols + k] = T(0);
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t n = index.order[p], r = index.annotator[n], y = label[n];
+      CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators && 0 <= y && y < shape.rows);
+      in_slot = in_slot && (p == first || continues(index, p));
+      (in_slot ? slots + chunk * size : out + r * size)[y * shape.cols + k] += rows(n, k);
+    }
+  }
+}
+
+// out[r, y, k] = sum_{n of r with label y} rows(n, k): every element is written, zero without annotations.
+template <class T, class Rows>
+void sum_labelled(Context& context, const Rows& rows, const int64_t* label, const Index& index, const Shape& shape,
+                  T* out) {
+  constexpr int64_t kSmall = 256;
+  const int64_t size = shape.rows * shape.cols, tiles = ceil_div(shape.cols, kThreads);
+  if (size == 0) return;
+  if (size <= kSmall) return sum_annotators(context, AtLabel<T, Rows>{rows, label}, index, shape, out);
+  const Chunks chunks = Chunks::of(index.nnz, tiles, size);
+  T* slots = context.template scratch<T>(chunks.count * size);
+  context.zero(out, shape.num_annotators * size);
+  launch(context, add_labelled_kernel<T, Rows>, chunks.count * tiles, kThreads, 0, rows, label, index, shape, chunks, out,
+         slots);
+  add_slots(context, index, size, chunks, slots, out);
+}
+
+}  // namespace crowdnal::cuda

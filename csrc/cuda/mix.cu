@@ -1,0 +1,90 @@
+// The primitives: launchers under the schemas of crowdnal/ops.py.
+#include "cuda/items.cuh"
+#include "cuda/mix.cuh"
+#include "cuda/op.h"
+#include "cuda/outer.cuh"
+#include "cuda/select.cuh"
+
+namespace crowdnal::cuda {
+
+#define CROWDNAL_INSTANTIATE(T)                                                                                \
+  template void mix<T>(Context&, const MixInput<T>&, const Index&, const Shape&, T*, T*);                      \
+  template void mix_items<T>(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);          \
+  template void mix_annotators<T>(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);
+CROWDNAL_INSTANTIATE(float)
+CROWDNAL_INSTANTIATE(double)
+#undef CROWDNAL_INSTANTIATE
+
+namespace {
+
+Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
+              const Tensor& annotator, const Tensor& order) {
+  Op op(confusion);
+  check_confusion(confusion);
+  const Shape shape = shape_of(confusion);
+  const Index index = op.index(indptr, item, annotator, order);
+  Tensor out = op.empty({index.nnz, shape.cols});
+  dispatch(confusion, [&](auto zero) {
+    using T = decltype(zero);
+    const MixInput<T> input{op.values<T>(scores, "scores", {index.num_items, shape.rows}), op.matrices<T>(confusion),
+                            nullptr, nullptr, nullptr};
+    mix(op, input, index, shape, output<T>(out), static_cast<T*>(nullptr));
+  });
+  return out;
+}
+
+Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
+                    const Tensor& annotator, const Tensor& order) {
+  Op op(confusion);
+  check_confusion(confusion);
+  const Shape shape = shape_of(confusion);
+  const Index index = op.index(indptr, item, annotator, order);
+  Tensor out = op.empty({index.num_items, shape.rows});
+  dispatch(confusion, [&](auto zero) {
+    using T = decltype(zero);
+    const GradRows<T> rows{op.values<T>(grad, "grad", {index.nnz, shape.cols}), shape.cols};
+    mix_items(op, rows, op.matrices<T>(confusion), index, shape, output<T>(out));
+  });
+  return out;
+}
+
+Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor& indptr, const Tensor& item,
+                         const Tensor& annotator, const Tensor& order, int64_t num_annotators) {
+  STD_TORCH_CHECK(scores.dim() == 2 && grad.dim() == 2, "crowdnal: scores and grad must have 2 dimensions");
+  Op op(scores);
+  const Shape shape{num_annotators, scores.size(1), grad.size(1)};
+  const Index index = op.index(indptr, item, annotator, order);
+  Tensor out = op.empty({num_annotators, shape.rows, shape.cols});
+  dispatch(scores, [&](auto zero) {
+    using T = decltype(zero);
+    const GradRows<T> rows{op.values<T>(grad, "grad", {index.nnz, shape.cols}), shape.cols};
+    mix_annotators(op, rows, op.values<T>(scores, "scores", {index.num_items, shape.rows}), index, shape,
+                   output<T>(out));
+  });
+  return out;
+}
+
+Tensor select_op(const Tensor& confusion, const Tensor& annotators) {
+  Op op(confusion);
+  check_confusion(confusion);
+  const Shape shape = shape_of(confusion);
+  const int64_t count = annotators.size(0);
+  const int64_t* chosen = op.longs(annotators, "annotators", count);
+  Tensor out = op.empty({count, shape.rows, shape.cols});
+  dispatch(confusion, [&](auto zero) {
+    using T = decltype(zero);
+    select(op, op.matrices<T>(confusion), chosen, count, shape, output<T>(out));
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CUDA, m) {
+  m.impl("mix", TORCH_BOX(&mix_op));
+  m.impl("mix_items", TORCH_BOX(&mix_items_op));
+  m.impl("mix_annotators", TORCH_BOX(&mix_annotators_op));
+  m.impl("select", TORCH_BOX(&select_op));
+}
+
+}  // namespace crowdnal::cuda

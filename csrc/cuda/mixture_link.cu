@@ -1,0 +1,71 @@
+// The mixture link: launchers under the schemas of crowdnal/ops.py.
+#include "cuda/mixture_link.cuh"
+
+#include "cuda/op.h"
+
+namespace crowdnal::cuda {
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
+                                                           OptionalTensor weight, const Tensor& indptr,
+                                                           const Tensor& item, const Tensor& annotator,
+                                                           const Tensor& order, const Tensor& label,
+                                                           int64_t normalization, bool mean) {
+  Op op(confusion);
+  check_confusion(confusion);
+  const Shape shape = shape_of(confusion);  // rows = observed labels, cols = classes
+  const auto kind = static_cast<Normalization>(normalization);
+  const Index index = op.index(indptr, item, annotator, order);
+  const int64_t* labels = op.longs(label, "label", index.nnz);
+  Tensor loss = op.empty({}), nll = op.empty({index.nnz}), posterior = op.empty({index.nnz, shape.cols});
+  Tensor log_norm = op.empty({most_runs(index, shape, kind), shape.cols});
+  dispatch(confusion, [&](auto zero) {
+    using T = decltype(zero);
+    mixture_link(op, op.values<T>(log_probs, "log_probs", {index.num_items, shape.cols}), op.matrices<T>(confusion),
+                 op.values<T>(weight, "weight", {index.nnz}), labels, index, shape, kind, mean, output<T>(loss),
+                 output<T>(nll), output<T>(posterior), output<T>(log_norm));
+  });
+  return {loss, nll, posterior, log_norm};
+}
+
+std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
+                                                    const Tensor& log_probs, const Tensor& confusion,
+                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                    const Tensor& posterior, OptionalTensor log_norm,
+                                                    int64_t normalization, bool mean, bool need_log_probs,
+                                                    bool need_confusion) {
+  Op op(confusion);
+  check_confusion(confusion);
+  const Shape shape = shape_of(confusion);
+  const auto kind = static_cast<Normalization>(normalization);
+  const Index index = op.index(indptr, item, annotator, order);
+  const int64_t* labels = op.longs(label, "label", index.nnz);
+  Tensor dlog_probs = op.empty({need_log_probs ? index.num_items : 0, shape.cols});
+  Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  dispatch(confusion, [&](auto zero) {
+    using T = decltype(zero);
+    const GradRows<T> grad{op.values<T>(posterior, "posterior", {index.nnz, shape.cols}),
+                           shape.cols,
+                           nullptr,
+                           op.values<T>(weight, "weight", {index.nnz}),
+                           op.values<T>(grad_nll, "grad_nll", {index.nnz}),
+                           op.values<T>(grad_loss, "grad_loss", {}),
+                           static_cast<T>(mean ? std::max<int64_t>(1, index.nnz) : 1),
+                           T(0),
+                           T(-1)};
+    mixture_link_backward(op, grad, op.matrices<T>(confusion), labels,
+                          op.values<T>(log_norm, "log_norm", {most_runs(index, shape, kind), shape.cols}), index, shape,
+                          kind, output_if<T>(need_log_probs, dlog_probs), output_if<T>(need_confusion, dconfusion));
+  });
+  return {dlog_probs, dconfusion};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CUDA, m) {
+  m.impl("mixture_link", TORCH_BOX(&mixture_link_op));
+  m.impl("mixture_link_backward", TORCH_BOX(&mixture_link_backward_op));
+}
+
+}  // namespace crowdnal::cuda

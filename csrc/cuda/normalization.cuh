@@ -1,0 +1,148 @@
+// Confusions stored with the observed label outermost, [labels, classes] an annotator: A[y, k] = f(x[y, k]) divided by its
+// sum over y, f = exp or softplus; or log A itself is stored (kNone).
+#pragma once
+
+#include "common/math.h"
+#include "cuda/runs.cuh"
+
+namespace crowdnal::cuda {
+
+template <class T>
+__device__ T log_value(T x, Normalization kind) {
+  return kind == Normalization::kSoftplus ? log_softplus(x) : x;
+}
+
+// Threads of a block: kLanes columns, kWays labels at a time.
+constexpr int kWays = 4;
+
+// Sum or maximum over the ways; every thread gets that of its column. Ends with a barrier.
+template <class T, class Array, class Join>
+__device__ T join_ways(T value, Array& shared, const Join& join) {
+  shared[threadIdx.x] = value;
+  __syncthreads();
+  T out = shared[threadIdx.x % kLanes];
+  for (int w = 1; w < kWays; ++w) out = join(out, shared[w * kLanes + threadIdx.x % kLanes]);
+  __syncthreads();
+  return out;
+}
+
+// log_norm[run, k] = log sum_y f(x[y, k]); 0 behind the last run.                          log_norm: [runs.most, classes]
+template <class T>
+__global__ void __launch_bounds__(kWays* kLanes)
+    log_norms_kernel(const T* confusion, Index index, Shape shape, Runs runs, Normalization kind, T* log_norm) {
+  CROWDNAL_SHARED(T, shared, kWays * kLanes);
+  const int way = threadIdx.x / kLanes;
+  const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
+  for (int64_t unit = blockIdx.x; unit < runs.most * tiles; unit += gridDim.x) {
+    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, p = runs.begin[run];
+    if (p == index.nnz) {
+      if (way == 0 && k < classes) log_norm[run * classes + k] = T(0);
+      continue;
+    }
+    const int64_t r = index.annotator[index.order[p]];
+    CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
+    const T* x = confusion + r * labels * classes + k;
+    T highest = -INFINITY;
+    for (int64_t y = way; k < classes && y < labels; y += kWays) {
+      const T v = log_value(x[y * classes], kind);
+      highest = v > highest ? v : highest;
+    }
+    highest = join_ways(highest, shared, [](T a, T b) { return b > a ? b : a; });
+    const T shift = highest == T(-INFINITY) ? T(0) : highest;
+    BlockSum<T> sum;
+    int in_block = 0;
+    for (int64_t y = way; k < classes && y < labels; y += kWays) {
+      sum.add(std::exp(log_value(x[y * classes], kind) - shift));
+      if (++in_block % kBlock == 0) sum.close();
+    }
+    sum.close();
+    const T total = join_ways(sum.total, shared, [](T a, T b) { return a + b; });
+    if (way == 0 && k < classes) log_norm[run * classes + k] = shift + std::log(total);
+  }
+}
+
+// In place, for the annotators who are present: the gradient for log A becomes that for x, slope (G - A sum_y G) with
+// slope = d log f / dx.                                                                      grad: [R, labels, classes]
+template <class T>
+__global__ void __launch_bounds__(kWays* kLanes)
+    normalization_grad_kernel(const T* confusion, const T* log_norm, Index index, Shape shape, Runs runs,
+                              Normalization kind, T* grad) {
+  CROWDNAL_SHARED(T, shared, kWays * kLanes);
+  const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
+  for (int64_t unit = blockIdx.x; unit < runs.most * tiles; unit += gridDim.x) {
+    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, p = runs.begin[run];
+    if (p == index.nnz) continue;
+    const int64_t first = index.annotator[index.order[p]] * labels * classes + k;
+    BlockSum<T> sum;
+    int in_block = 0;
+    for (int64_t y = threadIdx.x / kLanes; k < classes && y < labels; y += kWays) {
+      sum.add(grad[first + y * classes]);
+      if (++in_block % kBlock == 0) sum.close();
+    }
+    sum.close();
+    const T column = join_ways(sum.total, shared, [](T a, T b) { return a + b; });
+    for (int64_t y = threadIdx.x / kLanes; k < classes && y < labels; y += kWays) {
+      const T x = confusion[first + y * classes];
+      const T slope = kind == Normalization::kSoftplus ? log_softplus_grad(x) : T(1);
+      const T share = std::exp(log_value(x, kind) - log_norm[run * classes + k]);
+      grad[first + y * classes] = slope * (grad[first + y * classes] - share * column);
+    }
+  }
+}
+
+// What the rows of log A are made from; `log_norm` is not read for kNone.
+template <class T>
+struct LogConfusion {
+  const T* confusion;      // [R, labels, classes]
+  int64_t num_annotators, labels, classes;
+  Normalization kind;
+  const int64_t* annotator;  // [nnz]
+  const int64_t* label;      // [nnz]
+  const int64_t* run;        // [nnz]
+  const T* log_norm;         // [runs, classes]
+
+  __device__ T operator()(int64_t n, int64_t k) const {
+    const int64_t r = annotator[n], y = label[n];
+    CROWDNAL_ASSERT(0 <= r && r < num_annotators && 0 <= y && y < labels);
+    const T x = confusion[(r * labels + y) * classes + k];
+    return kind == Normalization::kNone ? x : log_value(x, kind) - log_norm[run[n] * classes + k];
+  }
+};
+
+// Rows of log_norm.
+inline int64_t most_runs(const Index& index, const Shape& shape, Normalization kind) {
+  return kind == Normalization::kNone ? 0 : std::min(index.nnz, shape.num_annotators);
+}
+
+// Normalises the matrices of the batch into log_norm [min(nnz, R), classes], except for kNone.
+template <class T>
+LogConfusion<T> normalize(Context& context, const T* confusion, const int64_t* label, const Index& index,
+                          const Shape& shape, Normalization kind, T* log_norm) {
+  LogConfusion<T> out{confusion, shape.num_annotators, shape.rows, shape.cols, kind, index.annotator, label, nullptr,
+                      log_norm};
+  if (kind == Normalization::kNone) return out;
+  const Runs runs = find_runs(context, index, shape.num_annotators);
+  launch(context, log_norms_kernel<T>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, index,
+         shape, runs, kind, log_norm);
+  out.run = runs.of;
+  return out;
+}
+
+// The gradient `grad` [R, labels, classes] for log A in place to that for the stored confusion. log_norm: that of
+// `normalize`, or null to make it again.
+template <class T>
+void through_normalization(Context& context, const T* confusion, const T* log_norm, const Index& index,
+                           const Shape& shape, Normalization kind, T* grad) {
+  if (kind == Normalization::kNone) return;
+  const Runs runs = find_runs(context, index, shape.num_annotators);
+  const int64_t blocks = runs.most * ceil_div(shape.cols, kLanes);
+  if (!log_norm) {
+    T* own = context.template scratch<T>(runs.most * shape.cols);
+    launch(context, log_norms_kernel<T>, blocks, kWays * kLanes, 0, confusion, index, shape, runs, kind, own);
+    log_norm = own;
+  }
+  launch(context, normalization_grad_kernel<T>, blocks, kWays * kLanes, 0, confusion, log_norm, index, shape, runs,
+         kind, grad);
+}
+
+}  // namespace crowdnal::cuda

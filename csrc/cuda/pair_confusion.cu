@@ -1,0 +1,67 @@
+// The pair confusion: launchers under the schemas of crowdnal/ops.py.
+#include "cuda/pair_confusion.cuh"
+
+#include "cuda/op.h"
+
+namespace crowdnal::cuda {
+namespace {
+
+template <class T>
+Pairs<T> pairs_of(Op& op, const Tensor& difficulty, const Tensor& competence, const Index& index, const Tensor& label) {
+  const int64_t annotators = competence.size(0), classes = competence.size(1), labels = competence.size(2),
+                latents = competence.size(3);
+  return {op.values<T>(difficulty, "difficulty", {index.num_items, classes, labels, latents}),
+          op.values<T>(competence, "competence", {annotators, classes, labels, latents}),
+          annotators, classes, labels, latents, index, op.longs(label, "label", index.nnz), nullptr, nullptr};
+}
+
+void check_competence(const Tensor& competence) {
+  STD_TORCH_CHECK(competence.dim() == 4 && competence.size(1) > 0 && competence.size(2) > 0 && competence.size(3) > 0,
+                  "crowdnal: competence must have 4 dimensions, with at least one class, one label and one latent");
+}
+
+std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr,
+                                             const Tensor& item, const Tensor& annotator, const Tensor& order,
+                                             const Tensor& label) {
+  check_competence(competence);
+  Op op(competence);
+  const Index index = op.index(indptr, item, annotator, order);
+  Tensor log_q = op.empty({index.nnz, competence.size(1)}), log_norm = op.empty({index.nnz, competence.size(1)});
+  dispatch(competence, [&](auto zero) {
+    using T = decltype(zero);
+    pair_confusion(op, pairs_of<T>(op, difficulty, competence, index, label), output<T>(log_q), output<T>(log_norm));
+  });
+  return {log_q, log_norm};
+}
+
+std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const Tensor& difficulty,
+                                                      const Tensor& competence, const Tensor& indptr,
+                                                      const Tensor& item, const Tensor& annotator, const Tensor& order,
+                                                      const Tensor& label, const Tensor& log_q, const Tensor& log_norm,
+                                                      bool need_difficulty, bool need_competence) {
+  check_competence(competence);
+  Op op(competence);
+  const Index index = op.index(indptr, item, annotator, order);
+  const int64_t classes = competence.size(1), labels = competence.size(2), latents = competence.size(3);
+  Tensor ddifficulty = op.empty({need_difficulty ? index.num_items : 0, classes, labels, latents});
+  Tensor dcompetence = op.empty({need_competence ? competence.size(0) : 0, classes, labels, latents});
+  dispatch(competence, [&](auto zero) {
+    using T = decltype(zero);
+    const PairGrad<T> rows{pairs_of<T>(op, difficulty, competence, index, label),
+                           op.values<T>(grad, "grad", {index.nnz, classes}),
+                           op.values<T>(log_q, "log_q", {index.nnz, classes}),
+                           op.values<T>(log_norm, "log_norm", {index.nnz, classes})};
+    pair_confusion_backward(op, rows, output_if<T>(need_difficulty, ddifficulty),
+                            output_if<T>(need_competence, dcompetence));
+  });
+  return {ddifficulty, dcompetence};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CUDA, m) {
+  m.impl("pair_confusion", TORCH_BOX(&pair_confusion_op));
+  m.impl("pair_confusion_backward", TORCH_BOX(&pair_confusion_backward_op));
+}
+
+}  // namespace crowdnal::cuda

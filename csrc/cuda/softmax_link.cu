@@ -1,0 +1,90 @@
+// The softmax link: launchers under the schemas of crowdnal/ops.py.
+#include "cuda/softmax_link.cuh"
+
+#include "cuda/op.h"
+
+namespace crowdnal::cuda {
+
+// Compiled in mix.cu.
+#define CROWDNAL_EXTERN(T)                                                                                            \
+  extern template void mix<T>(Context&, const MixInput<T>&, const Index&, const Shape&, T*, T*);                      \
+  extern template void mix_items<T>(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);          \
+  extern template void mix_annotators<T>(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);
+CROWDNAL_EXTERN(float)
+CROWDNAL_EXTERN(double)
+#undef CROWDNAL_EXTERN
+
+namespace {
+
+using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
+using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+template <class T>
+MixInput<T> input_of(Op& op, const Tensor& scores, const Tensor& confusion, const OptionalTensor& shared,
+                     const OptionalTensor& mixing, const int64_t* labels, const Index& index, const Shape& shape) {
+  STD_TORCH_CHECK(shared || !mixing, "crowdnal: mixing needs shared");
+  return {op.values<T>(scores, "scores", {index.num_items, shape.rows}), op.matrices<T>(confusion),
+          op.values<T>(shared, "shared", {index.num_items, shape.cols}), op.values<T>(mixing, "mixing", {index.nnz}),
+          labels};
+}
+
+Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
+                         OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
+                         const Tensor& order, const Tensor& label, bool mean) {
+  Op op(confusion);
+  check_confusion(confusion);
+  const Shape shape = shape_of(confusion);
+  const Index index = op.index(indptr, item, annotator, order);
+  const int64_t* labels = op.longs(label, "label", index.nnz);
+  Tensor loss = op.empty({}), nll = op.empty({index.nnz}), probs = op.empty({index.nnz, shape.cols});
+  dispatch(confusion, [&](auto zero) {
+    using T = decltype(zero);
+    const auto input = input_of<T>(op, scores, confusion, shared, mixing, labels, index, shape);
+    softmax_link(op, input, op.values<T>(weight, "weight", {index.nnz}), index, shape, mean, output<T>(loss),
+                 output<T>(nll), output<T>(probs));
+  });
+  return {loss, nll, probs};
+}
+
+Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
+                                  const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
+                                  OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                  const Tensor& annotator, const Tensor& order, const Tensor& label, const Tensor& probs,
+                                  bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+  STD_TORCH_CHECK(shared || !need_mixing, "crowdnal: mixing needs shared");
+  Op op(confusion);
+  check_confusion(confusion);
+  const Shape shape = shape_of(confusion);
+  const Index index = op.index(indptr, item, annotator, order);
+  const int64_t* labels = op.longs(label, "label", index.nnz);
+  Tensor dscores = op.empty({need_scores ? index.num_items : 0, shape.rows});
+  Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dshared = op.empty({need_shared ? index.num_items : 0, shape.cols});
+  Tensor dmixing = op.empty({need_mixing ? index.nnz : 0});
+  dispatch(confusion, [&](auto zero) {
+    using T = decltype(zero);
+    const GradRows<T> grad{op.values<T>(probs, "probs", {index.nnz, shape.cols}),
+                           shape.cols,
+                           labels,
+                           op.values<T>(weight, "weight", {index.nnz}),
+                           op.values<T>(grad_nll, "grad_nll", {index.nnz}),
+                           op.values<T>(grad_loss, "grad_loss", {}),
+                           static_cast<T>(mean ? std::max<int64_t>(1, index.nnz) : 1),
+                           T(0)};
+    const auto input = input_of<T>(op, scores, confusion, shared, mixing, labels, index, shape);
+    softmax_link_backward(op, grad, input, index, shape,
+                          SoftmaxLinkGrads<T>{output_if<T>(need_scores, dscores),
+                                              output_if<T>(need_confusion, dconfusion),
+                                              output_if<T>(need_shared, dshared), output_if<T>(need_mixing, dmixing)});
+  });
+  return {dscores, dconfusion, dshared, dmixing};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CUDA, m) {
+  m.impl("softmax_link", TORCH_BOX(&softmax_link_op));
+  m.impl("softmax_link_backward", TORCH_BOX(&softmax_link_backward_op));
+}
+
+}  // namespace crowdnal::cuda

@@ -1,0 +1,112 @@
+"""The CUDA kernels of the other links, on the emulator, against the reference."""
+
+from __future__ import annotations
+
+import op_checks
+import pytest
+import test_joint_ops
+import test_ops
+import torch
+from emulated import Emulated
+from emulated_checks import check
+from pairs import impossible, make_pairs
+from problems import make_problem
+
+from crowdnal import reference
+
+KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
+MIXTURE = ["mixture_link", "mixture_link_backward"]
+JOINT = ["joint_link", "joint_link_backward"]
+COUNTS = ["evidence", "counts", "em_step"]
+ARGUMENTS = dict.fromkeys(MIXTURE, test_ops.arguments) | dict.fromkeys(JOINT + COUNTS, test_joint_ops.arguments)
+# (B, R, C, K, annotations an item): both sides of every border between tiers and tiles
+SIZES = [
+    (0, 3, 2, 2, 1),
+    (1, 1, 1, 1, 1),
+    (40, 3, 8, 8, 6),
+    (9, 40, 9, 5, 6),
+    (5, 3, 16, 17, 7),
+    (5, 3, 17, 16, 7),
+    (4, 2, 33, 4, 8),
+    (4, 2, 128, 3, 4),
+    (3, 2, 129, 3, 40),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MIXTURE + JOINT)
+def test_links_equal_the_reference(emulated: Emulated, name: str, kind: int, sizes: tuple[int, ...]) -> None:
+    for args in ARGUMENTS[name](make_problem(*sizes, seed=5), name, kind):
+        check(emulated, name, args)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_equal_the_reference(emulated: Emulated, name: str, sizes: tuple[int, ...]) -> None:
+    for args in ARGUMENTS[name](make_problem(*sizes, seed=5), name):
+        check(emulated, name, args)
+
+
+@pytest.mark.parametrize("per_item", [2, 40])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_stored_values_far_below_zero(emulated: Emulated, kind: int, per_item: int) -> None:
+    problem = make_problem(6, 4, 5, 20, per_item, seed=4)
+    problem.confusion[0, :, 0] = -110.0
+    problem.confusion[1, 2] -= 120.0
+    problem.confusion[2] = 40 * problem.confusion[2] - 200.0
+    problem.confusion[3] *= 30.0
+    for name in MIXTURE + JOINT:
+        for args in ARGUMENTS[name](problem, name, kind):
+            truth = op_checks.as_tuple(getattr(reference, name)(*args))
+            for inputs, tolerance in ((args, 1e-9), (op_checks.to_float(args), 2e-4)):
+                for ours, wanted in zip(emulated.op(name)(*inputs), truth, strict=True):
+                    torch.testing.assert_close(ours.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_a_weight_of_zero_adds_nothing(emulated: Emulated) -> None:
+    problem = make_problem(6, 3, 4, 5, 4, seed=6)
+    table = problem.stored.log_softmax(1)
+    table[0] = -torch.inf
+    weight = (problem.annotations.annotator != 0).double()
+    args = (table, weight, *problem.index, problem.annotations.label)
+    op_checks.check_values(emulated.op("evidence"), reference.evidence, args)
+    assert emulated.op("evidence")(*args).isfinite().all()
+
+
+@pytest.mark.parametrize("labels", [2, 100])  # by masked sums, and by additions where the sums lie
+def test_long_counts_lose_no_accuracy(emulated: Emulated, labels: int) -> None:
+    nnz = 9_000
+    index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
+    values, label = torch.rand(nnz, 3), torch.zeros(nnz, dtype=torch.long)
+    out = emulated.op("counts")(values, None, *index, label, 2, labels)
+    torch.testing.assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
+    assert not out[0, 1:].any() and not out[1].any()
+
+
+def test_runs_of_many_annotators(emulated: Emulated) -> None:
+    """More positions than a block scans, annotators missing in front, between and behind."""
+    problem = make_problem(300, 500, 2, 2, 5, seed=3)
+    problem.annotations.annotator.mul_(2).add_(7).clamp_(max=993)
+    problem.confusion = torch.randn(1000, 2, 2, dtype=torch.double)
+    annotator = problem.annotations.annotator
+    index = (problem.index[0], problem.index[1], annotator, torch.argsort(annotator, stable=True))
+    args = (problem.scores, problem.stored, None, *index, problem.annotations.label, reference.SOFTMAX, True)
+    check(emulated, "mixture_link", args)
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 2, 2, 1), (9, 4, 3, 3, 6), (4, 3, 5, 7, 8), (3, 2, 12, 11, 40)], ids=str)
+@pytest.mark.parametrize("latents", [1, 3])
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_pair_confusion(emulated: Emulated, sizes: tuple[int, ...], latents: int, scale: float) -> None:
+    case = make_pairs(make_problem(*sizes, seed=9), latents, scale)
+    for name in ("pair_confusion", "pair_confusion_backward"):
+        for args in case.arguments(name):
+            check(emulated, name, args)
+
+
+def test_impossible_pairs(emulated: Emulated) -> None:
+    case = impossible()
+    for name in ("pair_confusion", "pair_confusion_backward"):
+        for args in case.arguments(name):
+            op_checks.check_values(emulated.op(name), getattr(reference, name), args)
