@@ -72,6 +72,7 @@ class Emulated:
         spec = importlib.util.spec_from_file_location(NAME, library)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)  # loading it registers the ops
+        spec.loader.exec_module(module)
         self.configure: Callable[[int, int], None] = module.configure
 
     def op(self, name: str, seed: int = 0, most_blocks: int = MOST_BLOCKS) -> Callable[..., Any]:
