@@ -17,9 +17,10 @@ ones, at redundancy 2 and 5: no expert's label had a part in it. Without regular
 likelihood prefers it too.)
 
 Planted: an always right and an always wrong annotator label all sentences whose truth is known, at redundancy 5; the
-place of each among all 468 by reliability, 1 the best. The first targets are votes, which disagree with the always right
-one, so until EM has converged it is far down on the list: 10 rounds and 20 steps of fine-tuning, ``prior=1``, no dropout
-(which keeps h from following labels that features hardly tell). This was chosen by the places on the same seeds.
+place of each among all 468 by reliability, 1 the best. The first targets are votes, which disagree with the always
+right one, so until EM has converged it is far down on the list: 10 rounds and 20 steps of fine-tuning, ``prior=1``, no
+dropout (which keeps h from following labels that features hardly tell). This was chosen by the places on the same
+seeds.
 """
 
 from __future__ import annotations
