@@ -136,14 +136,29 @@ class PairModel(nn.Module):
         """``log Q_n[k, y_n]`` ``[nnz, C]`` of every annotation."""
         tags = None if self.tags is None else self._item_ids(annotations) % self.num_tags
         difficulty = self._tensors(self.difficulty, self._instances(annotations, features, dtype), tags)
+        people, owner_tags, given = self._people(annotations, tags, dtype)
+        competence = self._tensors(self.competence, people, owner_tags)
+        return functional.pair_confusion(difficulty, competence, given)
+
+    def spread(self, annotations: Annotations, dtype: torch.dtype) -> Tensor:
+        """``[nnz]`` squared distance of C from that of an annotator whose features (or embedding) are all 0."""
+        tags = None if self.tags is None else self._item_ids(annotations) % self.num_tags
+        people, owner_tags, given = self._people(annotations, tags, dtype)
+        own = self._tensors(self.competence, people, owner_tags)
+        usual = self._tensors(self.competence, torch.zeros_like(people), owner_tags)
+        distance = (own - usual).flatten(1).square().sum(1, keepdim=True)
+        return gather_rows(distance, given.annotator, given.order).squeeze(1)
+
+    def _people(
+        self, annotations: Annotations, tags: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Annotations]:
+        """Representations ``[n, F]`` and tags ``[n]`` of each owner once, and the annotations as theirs."""
         owner, order = annotations.annotator, annotations.order
         if tags is not None:
             owner = owner * self.num_tags + tags[annotations.item]
             order = torch.argsort(owner, stable=True)
-        owners, annotations = present(annotations, owner, annotations.num_annotators * self.num_tags, order)
-        people = rows_of(self.annotators.values.to(dtype), owners // self.num_tags)
-        competence = self._tensors(self.competence, people, owners % self.num_tags)
-        return functional.pair_confusion(difficulty, competence, annotations)
+        owners, given = present(annotations, owner, annotations.num_annotators * self.num_tags, order)
+        return rows_of(self.annotators.values.to(dtype), owners // self.num_tags), owners % self.num_tags, given
 
     @torch.no_grad()
     def confusion(self, references: Tensor) -> Tensor:

@@ -152,7 +152,10 @@ class MultiLabelDataset(Dataset[tuple[Any, Annotations]]):
 
 
 class TagClassifier(nn.Module):
-    """Whether an instance has a tag, for all T tags: an MLP on the instance's features and the tag's embedding.
+    """Whether an instance has a tag, for all T tags: an MLP whose first layer is scaled by the tag's embedding.
+
+    Scaled, unit by unit, before the ReLU: a network on features and embedding side by side takes far more steps to
+    learn that tags depend on different features, and until then gives an instance all its tags or none.
 
     ``forward(instances) -> (logits [B·T, C], features [B·T, D])``, the items of an instance side by side: attach it to
     :class:`crowdnal.LIAML`, or to any other objective.
@@ -164,7 +167,7 @@ class TagClassifier(nn.Module):
         num_classes: C, of each tag.
         tag_dim: length of a tag's embedding.
         hidden_dim: units of the hidden layers.
-        num_layers: hidden layers.
+        num_layers: hidden layers, 1 or more.
     """
 
     def __init__(
@@ -179,12 +182,16 @@ class TagClassifier(nn.Module):
         num_layers: int = 4,
     ) -> None:
         super().__init__()
+        if type(num_layers) is not int or num_layers < 1:
+            raise ValueError(f"num_layers={num_layers!r} must be an integer, 1 or more")
         self.backbone = backbone
         self.tags = nn.Parameter(torch.randn(num_tags, tag_dim))
-        self.head = MLP(feature_dim + tag_dim, [hidden_dim] * num_layers, num_classes)
+        self.units = nn.Linear(feature_dim, hidden_dim)
+        self.scale = nn.Linear(tag_dim, hidden_dim)
+        self.head = MLP(hidden_dim, [hidden_dim] * (num_layers - 1), num_classes)
 
     def forward(self, instances: Any) -> tuple[Tensor, Tensor]:
         """See the class."""
         features: Tensor = self.backbone(instances)
-        logits = self.head(features.unsqueeze(1), self.tags.to(features.dtype).unsqueeze(0))
-        return logits.flatten(0, 1), features.repeat_interleave(len(self.tags), 0)
+        scaled = self.units(features).unsqueeze(1) * self.scale(self.tags)
+        return self.head(scaled.flatten(0, 1).relu()), features.repeat_interleave(len(self.tags), 0)

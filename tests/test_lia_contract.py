@@ -144,6 +144,8 @@ def test_a_step_builds_tensors_of_the_batch_s_annotators_only() -> None:
         ({"rounds": -1}, "rounds=-1"),
         ({"finetune": "all"}, "finetune='all'.*annotation"),
         ({"rounds": 0, "finetune": "none"}, "nothing to train"),
+        ({"prior": -1.0}, "prior=-1.0"),
+        ({"prior": float("nan")}, "prior=nan"),
         ({"instance": "pixels"}, "instance='pixels'"),
         ({"instance": "embedding"}, "num_items=None"),
         ({"num_items": 4}, "num_items=4"),

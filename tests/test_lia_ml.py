@@ -159,13 +159,33 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 # A loop over instances
 
 
+def test_tags_of_different_features_are_learnt_in_few_steps() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 20, generator=generator)
+    tags = (x[:, :8] > 0.8).long()  # each tag of a feature of its own
+    torch.manual_seed(0)
+    net = TagClassifier(nn.Identity(), 8, feature_dim=20, hidden_dim=32)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(80):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x)[0], tags.flatten()).backward()
+        optimizer.step()
+    logits = net(x)[0].view(400, 8, 2)
+    with_tag = tags == 1
+    assert (logits.argmax(2)[with_tag] == 1).float().mean() > 0.9
+
+
 def test_classifier_and_data_set_give_the_items_of_an_instance_side_by_side() -> None:
     torch.manual_seed(0)
-    net = TagClassifier(nn.Linear(D, 6), T, feature_dim=6, tag_dim=2, hidden_dim=5, num_layers=1)
+    net = TagClassifier(nn.Linear(D, 6), T, feature_dim=6, tag_dim=2, hidden_dim=5, num_layers=2)
     x = features_of().float()
     logits, features = net(x)
     assert logits.shape == (4 * T, 2) and torch.equal(features, net.backbone(x).repeat_interleave(T, 0))
-    torch.testing.assert_close(logits[5], plain_mlp(net.head, torch.cat([features[5], net.tags[2]])))
+    units = (net.units.weight @ features[5] + net.units.bias) * (net.scale.weight @ net.tags[2] + net.scale.bias)
+    torch.testing.assert_close(logits[5], plain_mlp(net.head, units.clamp(min=0)))
+    assert len(net.head.layers) == 2
+    with pytest.raises(ValueError, match="num_layers=0"):
+        TagClassifier(nn.Identity(), T, feature_dim=D, num_layers=0)
     dataset = MultiLabelDataset(TensorDataset(x), crowd(), T)
     sample, annotations = dataset[-2]
     assert torch.equal(sample, x[2]) and annotations.item_id.tolist() == [6, 7, 8] and len(dataset) == 4

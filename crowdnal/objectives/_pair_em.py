@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -12,8 +13,9 @@ from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction, segment_sum
 from crowdnal.functional.mix import gather_rows
 from crowdnal.lia_modules import BLOCK_NUMBERS, REFERENCES, PairModel, spaced
-from crowdnal.objectives._rounds import RoundsObjective
+from crowdnal.objectives._rounds import CALL, RoundsObjective
 from crowdnal.objectives._targets import labelled
+from crowdnal.objectives.base import Predict
 
 Finetune = Literal["item", "annotation", "none"]
 
@@ -26,6 +28,7 @@ class PairEM(RoundsObjective):
 
     pairs: PairModel
     references: Tensor
+    _labels_of: Tensor | None
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class PairEM(RoundsObjective):
         rounds: int,
         finetune: Finetune,
         use_prior: bool,
+        prior: float,
     ) -> None:
         super().__init__(
             num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round
@@ -48,11 +52,15 @@ class PairEM(RoundsObjective):
             raise ValueError(f"finetune={finetune!r} is unknown: use one of {', '.join(get_args(Finetune))}")
         if rounds == 0 and finetune == "none":
             raise ValueError("rounds=0 with finetune='none' leaves nothing to train: give one round or more")
+        if not 0 <= prior < math.inf:
+            raise ValueError(f"prior={prior!r} must be a finite number, 0 or more")
         self.rounds = rounds
         self.finetune: Finetune = finetune
         self.use_prior = use_prior
+        self.prior = prior
         self.marginal = rounds == 0
         self.register_buffer("references", torch.zeros(0, 0))
+        self.register_buffer("_labels_of", None, persistent=False)
 
     @property
     def em_epochs(self) -> int:
@@ -89,6 +97,7 @@ class PairEM(RoundsObjective):
         """
         other = copy.deepcopy(self)
         other.num_annotators += other.pairs.annotators.extend(new)
+        other._labels_of = None  # training is told all annotations anew
         return other
 
     def _confusion(self) -> Tensor:
@@ -140,10 +149,27 @@ class PairEM(RoundsObjective):
             else:
                 targets = self._rows(annotations).to(joint.dtype)
                 each = -(targets * joint).where(targets > 0, 0.0).sum(-1)
+        if self.prior > 0:
+            each = each + segment_sum(self._penalty(annotations, logits.dtype).unsqueeze(1), annotations).squeeze(1)
         each = each.where(counted, 0.0)
         if self.reduction == "none":
             return each
         return each.sum() if self.reduction == "sum" else each.sum() / counted.sum().clamp(min=1)
+
+    def _penalty(self, annotations: Annotations, dtype: torch.dtype) -> Tensor:
+        """``[nnz]`` an annotator's share of the prior: over an epoch, each one's counts once, whatever the batches."""
+        if self._labels_of is None:
+            raise RuntimeError(f"prior={self.prior} needs to know how many labels annotators gave: {CALL}")
+        labels = self._labels_of[annotations.annotator].clamp(min=1)
+        return self.prior / 2 * self.pairs.spread(annotations, dtype) / labels
+
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
+        super()._remember(annotations, predict)
+        assert self._annotations is not None
+        given = self._annotations.annotator
+        self._labels_of = torch.zeros(self.num_annotators, dtype=given.dtype, device=given.device).index_add(
+            0, given, torch.ones_like(given)
+        )
 
     def _each(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         """``log Σ_k h_k Q_n[k, y_n]`` ``[nnz]``."""
@@ -169,4 +195,5 @@ class PairEM(RoundsObjective):
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, rounds={self.rounds}, finetune={self.finetune!r}, use_prior={self.use_prior}"
+        own = f"rounds={self.rounds}, finetune={self.finetune!r}, use_prior={self.use_prior}, prior={self.prior}"
+        return f"{super().extra_repr()}, {own}"

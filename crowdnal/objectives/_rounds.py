@@ -15,10 +15,11 @@ from crowdnal.objectives._item_rows import item_rows, row_table
 from crowdnal.objectives._targets import labelled, target_cross_entropy, vote_shares
 from crowdnal.objectives.base import Objective, Predict
 
-_CALL = (
+CALL = (
     "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "
     "after loading a checkpoint, as crowdnal.EMCallback(model, loader) does"
 )
+"""What an error says that comes of a missing start."""
 
 
 class RoundsObjective(Objective):
@@ -100,7 +101,7 @@ class RoundsObjective(Objective):
         if not self._due(epoch):
             return
         if self._annotations is None or self._predict is None:
-            raise RuntimeError(f"{type(self).__name__} needs all annotations and predictions in every round: {_CALL}")
+            raise RuntimeError(f"{type(self).__name__} needs all annotations and predictions in every round: {CALL}")
         started = time.perf_counter()
         with torch.no_grad():
             logits, features = self._predict()
@@ -147,7 +148,7 @@ class RoundsObjective(Objective):
         """
         items = len(self.targets)
         if items == 0 and len(annotations) > 0:
-            raise RuntimeError(f"{type(self).__name__} has no targets yet: {_CALL}")
+            raise RuntimeError(f"{type(self).__name__} has no targets yet: {CALL}")
         if annotations.item_id is None:
             if len(annotations) not in (0, items):
                 raise ValueError(

@@ -34,13 +34,19 @@ class LIA(PairEM):
     loss is a mean over labelled items; ``"item_mean"`` is the same, ``"none"`` gives each item's, ``[B]``.
 
     D sees the item, so that in the end it can explain the labels without h: with more steps than the data bear the
-    likelihood rises and the truth gets lost. Let the likelihood of held-out annotations say when to stop.
+    likelihood rises and the truth gets lost. Let the likelihood of held-out annotations, given their items' other ones
+    (``log_likelihood(posterior(...).log(), held_out, features)``), say when to stop. Dropout in the backbone, a little
+    weight decay and ``prior`` put that off.
 
     Args:
         epochs_per_round: epochs of an M-step, 1 or more.
         rounds: M-steps before fine-tuning, 0 or more.
         finetune: see above; ``"none"``: EM for as long as training lasts.
         use_prior: h is part of the E-step, or only the labels of an item are.
+        prior: τ of a Gaussian prior on competence, not in the paper: ``τ/2 Σ_r ‖C(r) - C(0)‖²`` joins the negative
+            log-likelihood of all annotations (C(0): features or embedding all 0). Annotators of a handful of labels
+            stay near the others, so that :meth:`reliability` ranks those first who are known to be good; about 1 where
+            many have few labels. Above 0 it needs ``on_train_start``, which tells how many each gave.
         instance: D is of the item's ``"features"``, or (LIA-E) of an ``"embedding"`` for each item.
         num_items: N, for embeddings of items: ``item_id``, below N, says whose.
         num_latents: L; 1 adds difficulty and competence, with more an annotator can be good at some of the items.
@@ -68,6 +74,7 @@ class LIA(PairEM):
         rounds: int = 10,
         finetune: Finetune = "item",
         use_prior: bool = True,
+        prior: float = 0.0,
         instance: Instance = "features",
         num_items: int | None = None,
         num_latents: int = 4,
@@ -81,7 +88,7 @@ class LIA(PairEM):
     ) -> None:
         super().__init__(
             num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round,
-            rounds=rounds, finetune=finetune, use_prior=use_prior,
+            rounds=rounds, finetune=finetune, use_prior=use_prior, prior=prior,
         )  # fmt: skip
         self.needs_features = instance == "features"
         self.pairs = PairModel(

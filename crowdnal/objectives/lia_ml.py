@@ -44,6 +44,7 @@ class LIAML(PairEM):
         rounds: int = 10,
         finetune: Finetune = "item",
         use_prior: bool = True,
+        prior: float = 0.0,
         instance: Instance = "features",
         num_items: int | None = None,
         num_latents: int = 4,
@@ -57,7 +58,7 @@ class LIAML(PairEM):
     ) -> None:
         super().__init__(
             num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round,
-            rounds=rounds, finetune=finetune, use_prior=use_prior,
+            rounds=rounds, finetune=finetune, use_prior=use_prior, prior=prior,
         )  # fmt: skip
         if num_tags == 1:
             raise ValueError("num_tags=1 leaves nothing to share between tags: use LIA")
