@@ -11,10 +11,10 @@ without a regulariser: 5 rounds of 20 steps and 20 of fine-tuning, 1,024 sentenc
 instead of BERT's; the package's start of the confusions. LIA-ML, all 14 tags: 5 rounds of 26 steps of 256 sentences and
 39 of fine-tuning.
 
-Rate, steps and regularisers were chosen by the likelihood of one more judgement a sentence, given the sentence's other
-ones, at redundancy 2 and 5: no expert's label had a part in it. Without regularisers that likelihood is best after some
-50 steps and falls from then on. (That h scales units by the tag was found with experts' labels in sight; the same
-likelihood prefers it too.)
+Steps and regularisers were chosen by the likelihood of one more judgement a sentence, given the sentence's other ones,
+at redundancy 2 and 5. Without regularisers that likelihood is best after some 50 steps and falls from then on. The
+first experiments had experts' labels in sight: the learning rate, LIA-ML's batch and that h scales units by the tag come
+from there.
 
 Planted: an always right and an always wrong annotator label all sentences whose truth is known, at redundancy 5; the
 place of each among all 468 by reliability, 1 the best. The first targets are votes, which disagree with the always
