@@ -13,8 +13,8 @@ instead of BERT's; the package's start of the confusions. LIA-ML, all 14 tags: 5
 
 Steps and regularisers were chosen by the likelihood of one more judgement a sentence, given the sentence's other ones,
 at redundancy 2 and 5. Without regularisers that likelihood is best after some 50 steps and falls from then on. The
-first experiments had experts' labels in sight: the learning rate, LIA-ML's batch and that h scales units by the tag come
-from there.
+first experiments had experts' labels in sight: the learning rate, LIA-ML's batch and that h scales units by the tag
+come from there.
 
 Planted: an always right and an always wrong annotator label all sentences whose truth is known, at redundancy 5; the
 place of each among all 468 by reliability, 1 the best. The first targets are votes, which disagree with the always
