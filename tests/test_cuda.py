@@ -149,8 +149,7 @@ def test_long_segments_lose_no_accuracy(where: str) -> None:
         (out,) = on_device("mix_annotators")(one.expand(items, 1), grad, *index, annotators)
     else:
         (out,) = on_device("mix_items")(grad, torch.eye(3).expand(annotators, 3, 3), *index)
-    rtol = 3e-6 if where == "one annotator" else 2e-5
-    torch.testing.assert_close(out.flatten()[:3].double(), grad.double().sum(0), rtol=rtol, atol=0)
+    torch.testing.assert_close(out.flatten()[:3].double(), grad.double().sum(0), rtol=3e-6, atol=0)
 
 
 # What surrounds a kernel
