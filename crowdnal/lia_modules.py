@@ -18,6 +18,7 @@ BLOCK_NUMBERS = 1 << 22
 """About this many numbers are there at once where all annotators are gone through."""
 REFERENCES = 128
 """Of so many instances a shown confusion is the mean."""
+EPSILON = 1e-12  # the least weight of one of them, for classes that none has
 
 
 class AnnotatorTable(nn.Module):
@@ -134,7 +135,7 @@ class PairModel(nn.Module):
 
     def forward(self, annotations: Annotations, features: Tensor | None, dtype: torch.dtype) -> Tensor:
         """``log Q_n[k, y_n]`` ``[nnz, C]`` of every annotation."""
-        tags = None if self.tags is None else self._item_ids(annotations) % self.num_tags
+        tags = None if self.tags is None else self.item_ids(annotations) % self.num_tags
         difficulty = self._tensors(self.difficulty, self._instances(annotations, features, dtype), tags)
         people, owner_tags, given = self._people(annotations, tags, dtype)
         competence = self._tensors(self.competence, people, owner_tags)
@@ -142,7 +143,7 @@ class PairModel(nn.Module):
 
     def spread(self, annotations: Annotations, dtype: torch.dtype) -> Tensor:
         """``[nnz]`` squared distance of C from that of an annotator whose features (or embedding) are all 0."""
-        tags = None if self.tags is None else self._item_ids(annotations) % self.num_tags
+        tags = None if self.tags is None else self.item_ids(annotations) % self.num_tags
         people, owner_tags, given = self._people(annotations, tags, dtype)
         own = self._tensors(self.competence, people, owner_tags)
         usual = self._tensors(self.competence, torch.zeros_like(people), owner_tags)
@@ -161,29 +162,34 @@ class PairModel(nn.Module):
         return rows_of(self.annotators.values.to(dtype), owners // self.num_tags), owners % self.num_tags, given
 
     @torch.no_grad()
-    def confusion(self, references: Tensor) -> Tensor:
-        """``[R, tags, C, K]``, each the mean over up to 128 instances.
+    def confusion(self, references: Tensor, targets: Tensor) -> Tensor:
+        """``[R, tags, C, K]``: row k is the mean of Q's over up to 128 instances, as likely as they are of class k.
+
+        The row is P(label | class k) then; what D says of a class that an instance does not have, no label has seen.
 
         Args:
-            references: ``[M, D]`` features of instances; where there are none, one whose features are all 0. Not used
-                where instances have embeddings.
+            references: ``[M, D]`` features or embeddings of instances; where there are none, all embeddings, or
+                features that are all 0.
+            targets: ``[M, tags, C]`` distributions over their true class; not used where there are no references.
         """
         people = self.annotators.values.to(torch.promote_types(self.competence.output.weight.dtype, torch.float32))
         size = self.difficulty.input_size
-        if self.instances is not None:
-            references = self.instances[spaced(len(self.instances), REFERENCES)]
-        elif len(references) == 0 and size is not None:
-            references = people.new_zeros(1, size - self.extra)
-        references, found = references.to(people), []
+        if len(references) == 0:
+            if self.instances is not None:
+                references = self.instances[spaced(len(self.instances), REFERENCES)]
+            elif size is not None:
+                references = people.new_zeros(1, size - self.extra)
+            targets = people.new_ones(max(1, len(references)), self.num_tags, self.shape[0])
+        references, weights, found = references.to(people), targets.to(people) + EPSILON, []
+        weights = (weights / weights.sum(0)).unsqueeze(-1)  # [M, tags, C, 1]
         for tag in range(self.num_tags):
             difficulty = people.new_zeros(1, *self.shape)  # of features whose length is not known yet
             if size is not None:
                 difficulty = self._of_tag(self.difficulty, references, tag)
-            rows = max(1, BLOCK_NUMBERS // difficulty.numel())
-            parts = [
-                (difficulty + self._of_tag(self.competence, block, tag).unsqueeze(1)).logsumexp(-1).softmax(-1).mean(1)
-                for block in people.split(rows)
-            ]
+            rows, parts = max(1, BLOCK_NUMBERS // difficulty.numel()), []
+            for block in people.split(rows):
+                q = (difficulty + self._of_tag(self.competence, block, tag).unsqueeze(1)).logsumexp(-1).softmax(-1)
+                parts.append((weights[:, tag] * q).sum(1))
             found.append(torch.cat(parts))
         return torch.stack(found, 1)
 
@@ -203,16 +209,17 @@ class PairModel(nn.Module):
             assert features is not None  # the base has seen to it
             # nothing of an item without labels counts, even if it is not finite
             return features.flatten(1).to(dtype).where((annotations.counts > 0).unsqueeze(1), 0.0)
-        rows, size = self._item_ids(annotations) // self.num_tags, len(self.instances)
+        rows, size = self.item_ids(annotations) // self.num_tags, len(self.instances)
         if rows.device.type == "cpu" and not torch.compiler.is_compiling() and bool((rows >= size).any()):
             i = int((rows >= size).nonzero()[0, 0])
             raise ValueError(
-                f"item_id of item {i} is {int(self._item_ids(annotations)[i])}, but there are embeddings of "
+                f"item_id of item {i} is {int(self.item_ids(annotations)[i])}, but there are embeddings of "
                 f"num_items={size * self.num_tags} items: an item that was not there has none"
             )
         return rows_of(self.instances.to(dtype), rows)
 
-    def _item_ids(self, annotations: Annotations) -> Tensor:
+    def item_ids(self, annotations: Annotations) -> Tensor:
+        """``[B]``: an item is the tag ``id % num_tags`` of the instance ``id // num_tags``."""
         found = annotations.item_id
         if found is not None:
             return found

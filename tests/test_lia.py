@@ -220,17 +220,19 @@ def test_likelihood_never_decreases_where_m_steps_raise_what_they_maximise(laten
 # State
 
 
-def test_confusion_is_the_mean_over_instances() -> None:
+def test_confusion_is_the_mean_over_instances_of_a_class() -> None:
     objective = perturbed(make())
     q = torch.zeros(R, C, C, dtype=torch.float64)
     pairs = objective.pairs
     objective.on_train_start(batch(), lambda: (logits_of(), FEATURES))
     objective.on_epoch_start(1)
-    for x in FEATURES:
+    share = objective.targets / objective.targets.sum(0)
+    assert share.std(0).min() > 0.05  # or weights would make no difference
+    for x, weight in zip(FEATURES, share, strict=True):
         d = plain_mlp(pairs.difficulty, x).view(pairs.shape).exp()
         for r in range(R):
             table = (d * plain_mlp(pairs.competence, pairs.annotators.values[r]).view(pairs.shape).exp()).sum(2)
-            q[r] += table / table.sum(1, keepdim=True) / 4
+            q[r] += weight.unsqueeze(1) * table / table.sum(1, keepdim=True)
     confusion = objective.confusion()
     assert not confusion.requires_grad
     torch.testing.assert_close(confusion, q.detach())

@@ -131,7 +131,8 @@ def test_confusions_of_tags_and_their_mean() -> None:
     for tag in range(T):
         rows = torch.arange(tag, 4 * T, T)
         says = Annotations(range(5), [3] * 4, [1] * 4, num_annotators=R, num_classes=2, item_id=rows)
-        chance = [objective.log_likelihood(certain[[k] * 4], says, x[rows]).exp().mean() for k in (0, 1)]
+        share = objective.targets[rows] / objective.targets[rows].sum(0)
+        chance = [(share[:, k] * objective.log_likelihood(certain[[k] * 4], says, x[rows]).exp()).sum() for k in (0, 1)]
         torch.testing.assert_close(confusion[3, tag, :, 1], torch.stack(chance))
     stream = io.BytesIO()
     torch.save(objective.state_dict(), stream)

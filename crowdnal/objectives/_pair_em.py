@@ -28,6 +28,7 @@ class PairEM(RoundsObjective):
 
     pairs: PairModel
     references: Tensor
+    reference_targets: Tensor
     _labels_of: Tensor | None
 
     def __init__(
@@ -60,6 +61,7 @@ class PairEM(RoundsObjective):
         self.prior = prior
         self.marginal = rounds == 0
         self.register_buffer("references", torch.zeros(0, 0))
+        self.register_buffer("reference_targets", torch.zeros(0, 1, num_classes))
         self.register_buffer("_labels_of", None, persistent=False)
 
     @property
@@ -78,10 +80,10 @@ class PairEM(RoundsObjective):
         self.marginal = self.finetune != "none" and epoch >= self.em_epochs
 
     def confusion(self) -> Tensor:
-        """``[R, C, K]``, the same instances for everyone: the mean of Q over up to 128 of the training set.
+        """``[R, C, K]``, the same instances for everyone: row k is the mean over those of class k in the training set.
 
-        Their features are those of the last round (before the first: an instance whose features are all 0). Several
-        tags count the same.
+        That is of up to 128 of it, weighted by ``targets``. Their features are those of the last round (before the
+        first: an instance whose features are all 0). Several tags count the same.
         """
         return self._confusion().mean(1)
 
@@ -102,7 +104,7 @@ class PairEM(RoundsObjective):
 
     def _confusion(self) -> Tensor:
         """``[R, tags, C, K]``."""
-        return self.pairs.confusion(self.references)
+        return self.pairs.confusion(self.references, self.reference_targets)
 
     def _due(self, epoch: int) -> bool:
         # the marginal likelihood from the start needs no rounds: it makes them only where it can
@@ -119,9 +121,22 @@ class PairEM(RoundsObjective):
             total += (log_h + evidence).logsumexp(1).where(labelled(some), 0.0).double().sum()
             targets.append(self._truth(log_h, evidence, some))
         self._set_targets(torch.cat(targets) if targets else self.targets)
-        if features is not None and self.pairs.instances is None:
-            self.references = features.flatten(1)[spaced(len(features), REFERENCES)].to(self.references)
+        self._keep_references(annotations, features)
         return total
+
+    def _keep_references(self, annotations: Annotations, features: Tensor | None) -> None:
+        """The instances for which confusions are shown, and the targets of all their tags."""
+        ids, num_tags = self.pairs.item_ids(annotations), self.pairs.num_tags
+        instances, of = torch.unique(ids // num_tags, return_inverse=True)
+        chosen = spaced(len(instances), REFERENCES).to(of.device)
+        targets = self.targets.new_ones(len(instances), num_tags, self.num_classes)
+        targets[of, ids % num_tags] = self.targets
+        self.reference_targets = targets[chosen]
+        if self.pairs.instances is not None:
+            self.references = self.pairs.instances[instances[chosen]].to(self.references)
+        elif features is not None:
+            first = torch.argsort(of, stable=True)[torch.searchsorted(of.sort().values, chosen)]
+            self.references = features.flatten(1)[first].to(self.references)
 
     def _log_joint(
         self, logits: Tensor, annotations: Annotations, features: Tensor | None
@@ -188,9 +203,10 @@ class PairEM(RoundsObjective):
         return self._truth(*self._log_joint(logits, annotations, features), annotations)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        given = state_dict.get(prefix + "references")
-        if isinstance(given, Tensor) and given.dim() == 2:
-            self.references = self.references.new_empty(given.shape)
+        for name in ("references", "reference_targets"):
+            given, own = state_dict.get(prefix + name), getattr(self, name)
+            if isinstance(given, Tensor) and given.dim() == own.dim():
+                setattr(self, name, own.new_empty(given.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
