@@ -1,6 +1,6 @@
 """The papers' tables on the papers' data, through the Python API.
 
-    CROWDNAL_DATA=DIR python benchmarks/reproduce.py TABLE [--seeds 5] [--json FILE] [--quick]
+    CROWDNAL_DATA=DIR python benchmarks/reproduce.py TABLE [--seeds 5] [--methods NAMES] [--json FILE] [--quick]
 
 Rows: table, method, setting, metric, paper (the published number, by the authors' own selection of an epoch), mean,
 std, seeds. ``accuracy_last`` is the last epoch's; ``accuracy_likelihood_selected`` that of the epoch at which held-out
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--data", help="folder of the data sets (default: CROWDNAL_DATA)")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--methods", help="only these, with commas between: of labelme and music")
     parser.add_argument("--quick", action="store_true", help="a few epochs: does it run, not what it reaches")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--plot", type=Path, help="draw them here (PNG), where the table has a picture")
@@ -40,7 +41,10 @@ def main() -> None:
     table = importlib.import_module(f"_tables.{arguments.table}")
     if arguments.plot and not hasattr(table, "plot"):
         parser.error(f"{arguments.table} has no picture: leave --plot out")
-    rows: list[dict[str, Any]] = table.run(data_root(arguments.data), arguments.seeds, arguments.quick)
+    more = {} if arguments.methods is None else {"methods": arguments.methods.split(",")}
+    if more and arguments.table not in ("labelme", "music"):
+        parser.error(f"{arguments.table} has no --methods: leave it out")
+    rows: list[dict[str, Any]] = table.run(data_root(arguments.data), arguments.seeds, arguments.quick, **more)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     if arguments.plot:

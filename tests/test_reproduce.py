@@ -90,6 +90,15 @@ def test_every_objective_of_the_package_is_in_the_tables_or_in_one_of_its_own(tr
     assert len({label for label, _, _ in methods.METHODS}) == len(methods.METHODS)
 
 
+def test_named_methods_only(training: ModuleType) -> None:
+    wanted = importlib.import_module("_tables.methods").wanted
+    more = [("own", "conal", {"rank": 3})]
+    assert wanted(["own", "conal"], more) == [("conal", "conal", {}), *more]
+    assert wanted(None, more) == importlib.import_module("_tables.methods").METHODS + more
+    with pytest.raises(SystemExit, match=r"unknown methods \['cona'\]"):
+        wanted(["conal", "cona"])
+
+
 def test_cmm_rows_and_picture(tmp_path: Path, training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     cmm = importlib.import_module("_tables.cmm")
     monkeypatch.setattr(cmm, "levels", lambda: torch.stack([torch.eye(3), torch.full((3, 3), 1 / 3), torch.eye(3)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import crowdnal
-from _tables.methods import METHODS, options
+from _tables.methods import Method, options, wanted
 from _tables.training import Data, Network, Recipe, Row, both, row
 from crowdnal.train import features as features_module
 from crowdnal.train.config import TrainConfig, available_cores
@@ -27,13 +28,15 @@ PAPER = {
 QUICK_IMAGES = 32
 
 
-def run(root: Path, seeds: int, quick: bool) -> list[Row]:
+def run(root: Path, seeds: int, quick: bool, methods: Sequence[str] | None = None) -> list[Row]:
     """Both tables."""
     torch.set_num_threads(1)
-    return authors(root, seeds, 3 if quick else 100) + everything(root, seeds, 1 if quick else 60, quick)
+    chosen = wanted(methods)
+    rows = authors(root, seeds, 3 if quick else 100, chosen)
+    return rows + everything(root, seeds, 1 if quick else 60, quick, chosen)
 
 
-def authors(root: Path, seeds: int, epochs: int) -> list[Row]:
+def authors(root: Path, seeds: int, epochs: int, methods: list[Method]) -> list[Row]:
     """The authors' schedule: averaged VGG-16 features, Adam 1e-2 renewed every epoch, all 1,000 images a batch."""
     folder = root / "labelme"
     vgg = {s: torch.from_numpy(np.load(folder / f"vgg16_avg_{s}.npy")).flatten(1) for s in ("train", "valid", "test")}
@@ -45,7 +48,7 @@ def authors(root: Path, seeds: int, epochs: int) -> list[Row]:
     recipe = Recipe(net, 128, epochs, lr=1e-2, objective_lr=1e-2, raw_features=True, renew=True)
     setting = f"VGG-16 features, MLP 128, Adam 1e-2 renewed, all items a batch, {epochs} epochs"
     rows = []
-    for label, method, given in METHODS:
+    for label, method, given in methods:
         given = options(method, given, epochs)
         for metric, values in both(data, method, given, recipe, seeds).items():
             paper = PAPER.get(label) if metric == "accuracy_clean_selected" else None
@@ -53,7 +56,7 @@ def authors(root: Path, seeds: int, epochs: int) -> list[Row]:
     return rows
 
 
-def everything(root: Path, seeds: int, epochs: int, quick: bool) -> list[Row]:
+def everything(root: Path, seeds: int, epochs: int, quick: bool, methods: list[Method]) -> list[Row]:
     """No clean label is used; the likelihood-selected runs keep a tenth of the annotations out of training."""
     folder = root / "labelme"
     data = label_data(folder, {split: lite0(folder, split, quick) for split in ("train", "test")})
@@ -65,7 +68,7 @@ def everything(root: Path, seeds: int, epochs: int, quick: bool) -> list[Row]:
     recipe = Recipe(net, 128, epochs, lr=1e-3, objective_lr=1e-2, batch_size=64)
     setting = f"efficientnet-lite0 features, MLP 128, Adam 1e-3 (objective 1e-2), batch 64, {epochs} epochs"
     rows = []
-    for label, method, given in METHODS:
+    for label, method, given in methods:
         given = options(method, given, epochs)
         for metric, values in both(data, method, given, recipe, seeds).items():
             rows.append(row("LabelMe", label, setting, metric, None, values))

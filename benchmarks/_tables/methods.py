@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from _tables.training import CLEAN
 
-METHODS: list[tuple[str, str, dict[str, Any]]] = [
+Method = tuple[str, str, dict[str, Any]]
+METHODS: list[Method] = [
     (CLEAN, CLEAN, {}),
     ("majority-vote", "majority-vote", {}),
     ("soft-majority-vote", "soft-majority-vote", {}),
@@ -41,3 +44,13 @@ METHODS: list[tuple[str, str, dict[str, Any]]] = [
 def options(method: str, given: dict[str, Any], epochs: int) -> dict[str, Any]:
     """With what depends on the length of training."""
     return {**given, "head_epochs": epochs * 3 // 4} if method == "weighted-doctor-net" else given
+
+
+def wanted(names: Sequence[str] | None, more: Sequence[Method] = ()) -> list[Method]:
+    """Those of the tables, ``more`` among them, or the named ones."""
+    methods = [*METHODS, *more]
+    if names is None:
+        return methods
+    if unknown := set(names) - {label for label, _, _ in methods}:
+        sys.exit(f"unknown methods {sorted(unknown)}: choose from {', '.join(label for label, _, _ in methods)}")
+    return [method for method in methods if method[0] in names]

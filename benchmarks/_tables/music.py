@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import crowdnal
-from _tables.methods import METHODS, options
+from _tables.methods import options, wanted
 from _tables.training import Data, Network, Recipe, Row, both, row
 
 TABLE = "Chu et al. 2021, Table 1 (Music)"
@@ -20,7 +21,7 @@ PAPER = {
 CONAL = {"embedding_dim": 80, "normalize_items": False}  # the authors', here
 
 
-def run(root: Path, seeds: int, quick: bool) -> list[Row]:
+def run(root: Path, seeds: int, quick: bool, methods: Sequence[str] | None = None) -> list[Row]:
     """The authors' schedule: Adam 1e-2 for everything, all 700 songs a batch, 200 epochs, CoNAL's optimizer renewed.
 
     There are no validation songs. ``accuracy_clean_selected`` is the best epoch on the test songs, as published, and
@@ -28,8 +29,7 @@ def run(root: Path, seeds: int, quick: bool) -> list[Row]:
     """
     torch.set_num_threads(1)
     data, epochs, rows = read(root), 10 if quick else 200, []
-    methods = [*METHODS, ("conal, authors' options", "conal", CONAL)]
-    for label, method, given in methods:
+    for label, method, given in wanted(methods, [("conal, authors' options", "conal", CONAL)]):
         renew = method == "conal"
         recipe = Recipe(net, 128, epochs, lr=1e-2, objective_lr=1e-2, raw_features=True, renew=renew)
         setting = f"124 features, MLP 128, Adam 1e-2{' renewed' if renew else ''}, all items a batch, {epochs} epochs"
