@@ -61,16 +61,23 @@ class ShownInBlocks(nn.Module):
 class LowRankConfusion(ShownInBlocks):
     """A diagonal plus a matrix of low rank an annotator for the softmax link: ``W_r = diag(d_r) + U_r V_r``.
 
-    ``diagonal [R, min(C, K)]`` starts at ``scale``, ``left [R, C, rank]`` random (variance 1 / rank), ``right
-    [R, rank, K]`` at 0: W starts as ``scale`` times the (rectangular) identity. R (C + K) (rank + 1) numbers at most
-    instead of R C K, and no W is built for the scores of annotations.
+    ``diagonal [R, min(C, K)]`` starts at ``scale``, ``left [R, C, rank]`` random (deviation
+    ``spread / √rank``), ``right [R, rank, K]`` at 0: W starts as ``scale`` times the (rectangular) identity. R (C + K)
+    (rank + 1) numbers at most instead of R C K, and no W is built for the scores of annotations.
     """
 
     def __init__(
-        self, num_annotators: int, num_classes: int, num_labels: int, *, rank: int, scale: float = 1.0
+        self,
+        num_annotators: int,
+        num_classes: int,
+        num_labels: int,
+        *,
+        rank: int,
+        scale: float = 1.0,
+        spread: float = 1.0,
     ) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale, self.spread = scale, spread
         self.diagonal = nn.Parameter(torch.empty(num_annotators, min(num_classes, num_labels)))
         self.left = nn.Parameter(torch.empty(num_annotators, num_classes, rank))
         self.right = nn.Parameter(torch.empty(num_annotators, rank, num_labels))
@@ -80,7 +87,8 @@ class LowRankConfusion(ShownInBlocks):
         """Back to a start."""
         with torch.no_grad():
             self.diagonal.fill_(self.scale)
-            self.left.normal_(std=self.left.shape[2] ** -0.5)  # at 0 like the other factor neither would get a gradient
+            # at 0 like the other factor neither would get a gradient
+            self.left.normal_(std=self.spread * self.left.shape[2] ** -0.5)
             self.right.zero_()
 
     def scores(self, probs: Tensor, annotations: Annotations) -> Tensor:

@@ -42,8 +42,9 @@ class StackedConfusion(ShownInBlocks):
             self.first = FreeConfusion(num_annotators, num_classes, num_classes)
             self.second = FreeConfusion(num_annotators, num_classes, num_labels)
         else:
-            self.first = LowRankConfusion(num_annotators, num_classes, num_classes, rank=rank)
-            self.second = LowRankConfusion(num_annotators, num_classes, num_labels, rank=rank)
+            # two random factors of deviation 1 / √rank in a row often lead to classes exchanged, for good
+            self.first = LowRankConfusion(num_annotators, num_classes, num_classes, rank=rank, spread=0.1)
+            self.second = LowRankConfusion(num_annotators, num_classes, num_labels, rank=rank, spread=0.1)
 
     @property
     def shape(self) -> tuple[int, int, int]:
