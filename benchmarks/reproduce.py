@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from crowdnal.sparse_crowds import SETTINGS
+
 TABLES = ("aggregation", "ccc", "cmm", "labelme", "lia", "music")
 
 
@@ -33,18 +35,22 @@ def main() -> None:
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--data", help="folder of the data sets (default: CROWDNAL_DATA)")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--methods", help="only these, with commas between: of labelme and music")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="labelme, music: these rows only")
     parser.add_argument("--quick", action="store_true", help="a few epochs: does it run, not what it reaches")
+    parser.add_argument("--patterns", nargs="+", choices=SETTINGS, metavar="NAME", help="ccc: IND-I to IV, COR-I to IV")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--plot", type=Path, help="draw them here (PNG), where the table has a picture")
     arguments = parser.parse_args()
     table = importlib.import_module(f"_tables.{arguments.table}")
     if arguments.plot and not hasattr(table, "plot"):
         parser.error(f"{arguments.table} has no picture: leave --plot out")
-    more = {} if arguments.methods is None else {"methods": arguments.methods.split(",")}
-    if more and arguments.table not in ("labelme", "music"):
-        parser.error(f"{arguments.table} has no --methods: leave it out")
-    rows: list[dict[str, Any]] = table.run(data_root(arguments.data), arguments.seeds, arguments.quick, **more)
+    options: dict[str, list[str]] = {}
+    for name, tables in (("methods", ("labelme", "music")), ("patterns", ("ccc",))):
+        if given := getattr(arguments, name):
+            options[name] = given
+            if arguments.table not in tables:
+                parser.error(f"{arguments.table} has no --{name}: it is for {' and '.join(tables)}")
+    rows: list[dict[str, Any]] = table.run(data_root(arguments.data), arguments.seeds, arguments.quick, **options)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     if arguments.plot:

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from crowdnal import reference
 from crowdnal.annotations import Annotations
 from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
+from crowdnal.functional._common import index_of
 from crowdnal.functional._reduction import reduce
 from crowdnal.functional._sparse import select
-from crowdnal.functional.mix import gather_rows
+from crowdnal.functional.mix import gather_rows, mix
 from crowdnal.metrics import empirical_confusion
 
 Normalization = Literal["softmax", "softplus"]
@@ -71,6 +72,10 @@ class FreeConfusion(nn.Module):
         with torch.no_grad():
             self.weight.copy_(self.scale * eye(*self.weight.shape[1:]))
 
+    def scores(self, probs: Tensor, annotations: Annotations) -> Tensor:
+        """Scores of the observed labels ``[nnz, K]`` given ``probs [B, C]``."""
+        return mix(probs, self.weight.to(probs.dtype), index_of(annotations))
+
     def nll(
         self,
         probs: Tensor,
@@ -98,6 +103,14 @@ class FreeConfusion(nn.Module):
     def row(self, k: int) -> Tensor:
         """``[R, 1, K]``, detached: row k of every matrix."""
         return whole(self.weight)[:, k : k + 1]
+
+    def matrices(self, annotators: Tensor | slice) -> Tensor:
+        """``[r, C, K]``, detached: W of these annotators."""
+        return whole(self.weight)[annotators]
+
+    def times(self, rows: Tensor, annotators: Tensor | slice) -> Tensor:
+        """``rows @ W``, detached, of these annotators: ``[r, n, K]`` for rows ``[r, n, C]``."""
+        return rows @ self.matrices(annotators)
 
     def probs(self) -> Tensor:
         """``[R, C, K]``: softmax of each row."""
@@ -231,6 +244,12 @@ class NormalizedConfusion(nn.Module):
     def square_norms(self) -> Tensor:
         """Differentiable ``‖A_r‖²`` (Frobenius) of every annotator's matrix, ``[R]``."""
         return (2 * self.log_probs()).exp().sum((1, 2))
+
+    def gram(self, share: Tensor, annotators: Tensor | None = None) -> Tensor:
+        """Differentiable ``Σ_r share_r A_r A_rᵀ`` ``[C, C]`` of all, or of these annotators."""
+        stacked = self.log_probs(annotators).exp()
+        weighted = stacked * share.to(stacked.dtype)[:, None, None]
+        return weighted.flatten(0, 1).T @ stacked.flatten(0, 1)
 
     def probs(self) -> Tensor:
         """``[R, C, K]``, as users see it."""

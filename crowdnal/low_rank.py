@@ -20,19 +20,64 @@ CELLS = 1 << 24
 """How many cells of low-rank matrices are built at a time where none of them is to be kept."""
 
 
-class LowRankConfusion(nn.Module):
+class ShownInBlocks(nn.Module):
+    """Matrices of scores whose rows' softmax is shown, of some annotators at a time where they would not all fit."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(R, C, K)."""
+        raise NotImplementedError
+
+    def matrices(self, annotators: Tensor | slice) -> Tensor:
+        """``[r, C, K]``, detached: the scores of these annotators, at least in float32."""
+        raise NotImplementedError
+
+    def probs(self) -> Tensor:
+        """``[R, C, K]``: softmax of each row. Builds what the loss does without."""
+        return self.matrices(slice(None)).softmax(-1)
+
+    def diagonals(self) -> Tensor:
+        """``[R, min(C, K)]``: the diagonal of :meth:`probs`, of some annotators at a time."""
+        blocks = torch.arange(self.shape[0], device=next(self.parameters()).device).split(self._block())
+        return torch.cat([self.matrices(block).softmax(-1).diagonal(dim1=1, dim2=2) for block in blocks])
+
+    @torch.no_grad()
+    def log_likelihoods(self, annotations: Annotations) -> Tensor:
+        """``[nnz, C]``: log-probability of each observed label under each true class, some annotators at a time."""
+        rank, label, first = annotations.rank, annotations.label, 0
+        dtype = torch.promote_types(next(self.parameters()).dtype, torch.float32)
+        rows = torch.empty(len(label), self.shape[1], dtype=dtype, device=label.device)
+        for block in annotations.touched.split(self._block()):
+            mine = ((rank >= first) & (rank < first + len(block))).nonzero().squeeze(1)
+            rows[mine] = self.matrices(block).log_softmax(-1)[rank[mine] - first, :, label[mine]]
+            first += len(block)
+        return rows
+
+    def _block(self) -> int:
+        _, num_classes, num_labels = self.shape
+        return max(CELLS // (num_classes * max(num_classes, num_labels)), 1)
+
+
+class LowRankConfusion(ShownInBlocks):
     """A diagonal plus a matrix of low rank an annotator for the softmax link: ``W_r = diag(d_r) + U_r V_r``.
 
-    ``diagonal [R, min(C, K)]`` starts at ``scale``, ``left [R, C, rank]`` random (variance 1 / rank), ``right
-    [R, rank, K]`` at 0: W starts as ``scale`` times the (rectangular) identity. R (C + K) (rank + 1) numbers at most
-    instead of R C K, and no W is built for the scores of annotations.
+    ``diagonal [R, min(C, K)]`` starts at ``scale``, ``left [R, C, rank]`` random (deviation
+    ``spread / √rank``), ``right [R, rank, K]`` at 0: W starts as ``scale`` times the (rectangular) identity. R (C + K)
+    (rank + 1) numbers at most instead of R C K, and no W is built for the scores of annotations.
     """
 
     def __init__(
-        self, num_annotators: int, num_classes: int, num_labels: int, *, rank: int, scale: float = 1.0
+        self,
+        num_annotators: int,
+        num_classes: int,
+        num_labels: int,
+        *,
+        rank: int,
+        scale: float = 1.0,
+        spread: float = 1.0,
     ) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale, self.spread = scale, spread
         self.diagonal = nn.Parameter(torch.empty(num_annotators, min(num_classes, num_labels)))
         self.left = nn.Parameter(torch.empty(num_annotators, num_classes, rank))
         self.right = nn.Parameter(torch.empty(num_annotators, rank, num_labels))
@@ -42,7 +87,8 @@ class LowRankConfusion(nn.Module):
         """Back to a start."""
         with torch.no_grad():
             self.diagonal.fill_(self.scale)
-            self.left.normal_(std=self.left.shape[2] ** -0.5)  # at 0 like the other factor neither would get a gradient
+            # at 0 like the other factor neither would get a gradient
+            self.left.normal_(std=self.spread * self.left.shape[2] ** -0.5)
             self.right.zero_()
 
     def scores(self, probs: Tensor, annotations: Annotations) -> Tensor:
@@ -95,37 +141,26 @@ class LowRankConfusion(nn.Module):
             row[:, 0, k] += whole(self.diagonal)[:, k]
         return row
 
-    def probs(self) -> Tensor:
-        """``[R, C, K]``: softmax of each row of W. Builds what the scores do without."""
-        return self._log_probs(slice(None)).exp()
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(R, C, K)."""
+        return self.left.shape[0], self.left.shape[1], self.right.shape[2]
 
-    def diagonals(self) -> Tensor:
-        """``[R, min(C, K)]``: the diagonal of :meth:`probs`, of some annotators at a time."""
-        blocks = torch.arange(len(self.diagonal), device=self.diagonal.device).split(self._block())
-        return torch.cat([self._log_probs(block).diagonal(dim1=1, dim2=2).exp() for block in blocks])
-
-    @torch.no_grad()
-    def log_likelihoods(self, annotations: Annotations) -> Tensor:
-        """``[nnz, C]``: log-probability of each observed label under each true class, some annotators at a time."""
-        rank, label, first = annotations.rank, annotations.label, 0
-        rows = whole(self.diagonal).new_empty(len(label), self.left.shape[1])
-        for block in annotations.touched.split(self._block()):
-            mine = ((rank >= first) & (rank < first + len(block))).nonzero().squeeze(1)
-            rows[mine] = self._log_probs(block)[rank[mine] - first, :, label[mine]]
-            first += len(block)
-        return rows
-
-    def _block(self) -> int:
-        return max(CELLS // (self.left.shape[1] * self.right.shape[2]), 1)
-
-    def _log_probs(self, annotators: Tensor | slice) -> Tensor:
+    def matrices(self, annotators: Tensor | slice) -> Tensor:
+        """``[r, C, K]``, detached: W of these annotators."""
         scores = whole(self.left)[annotators] @ whole(self.right)[annotators]
         scores.diagonal(dim1=1, dim2=2).add_(whole(self.diagonal)[annotators])
-        return scores.log_softmax(-1)
+        return scores
+
+    def times(self, rows: Tensor, annotators: Tensor | slice) -> Tensor:
+        """``rows @ W``, detached, of these annotators: ``[r, n, K]`` for rows ``[r, n, C]``."""
+        d, left, right = (whole(part)[annotators] for part in (self.diagonal, self.left, self.right))
+        kept = d.shape[1]
+        return F.pad(rows[..., :kept] * d.unsqueeze(1), (0, right.shape[2] - kept)) + (rows @ left) @ right
 
     def extra_repr(self) -> str:
         """What ``print(module)`` adds."""
-        return f"{(*self.left.shape[:2], self.right.shape[2])}, rank={self.left.shape[2]}"
+        return f"{self.shape}, rank={self.left.shape[2]}"
 
 
 class LowRankMixture(nn.Module):
@@ -186,6 +221,17 @@ class LowRankMixture(nn.Module):
         mixed = s * F.pad(1 - a, (0, s.shape[2] - kept), value=1.0).unsqueeze(1)
         cross = a * (mixed[:, :, :kept] * b[:, :, :kept]).sum(1)
         return a.square().sum(1) + 2 * cross.sum(1) + ((mixed @ mixed.mT) * (b @ b.mT)).sum((1, 2))
+
+    def gram(self, share: Tensor, annotators: Tensor | None = None) -> Tensor:
+        """Differentiable ``Σ_r share_r A_r A_rᵀ`` ``[C, C]`` of all, or of these annotators; no A is built."""
+        a, s, b = self._activated(*(p if annotators is None else p[annotators] for p in self._parts()))
+        share, kept, num_classes = share.to(a.dtype), a.shape[1], s.shape[2]
+        a = F.pad(a, (0, num_classes - kept))
+        mixed = s * (1 - a).unsqueeze(1) * share[:, None, None]  # [R, rank, C], of A = diag(a) + mixedᵀ b / share
+        named = a.unsqueeze(1) * F.pad(b[:, :, :kept], (0, num_classes - kept))
+        half = mixed.flatten(0, 1).T @ named.flatten(0, 1)
+        low = mixed.flatten(0, 1).T @ ((b @ b.mT) @ (s * (1 - a).unsqueeze(1))).flatten(0, 1)
+        return (share @ a.square()).diag() + half + half.T + low
 
     def diagonals(self) -> Tensor:
         """``[R, min(C, K)]``: the diagonal of :meth:`probs`."""

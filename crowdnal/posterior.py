@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
-from crowdnal.functional import crowd_posterior
+from crowdnal.functional import crowd_posterior, segment_sum
 
 
 def posterior(log_probs: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
@@ -40,3 +40,16 @@ def posterior(log_probs: Tensor, confusion: Tensor, annotations: Annotations) ->
     dtype = torch.promote_types(torch.promote_types(log_probs.dtype, confusion.dtype), torch.float32)
     log_confusion = confusion.transpose(1, 2).to(dtype).clamp(min=torch.finfo(dtype).tiny).log()
     return crowd_posterior(log_probs.to(dtype), log_confusion, annotations, normalization="none")
+
+
+def posterior_of_evidence(log_probs: Tensor, evidence: Tensor, annotations: Annotations) -> Tensor:
+    """:func:`posterior` where matrices of all annotators would not fit: the log-likelihood of each label instead.
+
+    Args:
+        log_probs: ``[B, C]``.
+        evidence: ``[nnz, C]``, log-probability of each observed label under each true class.
+        annotations: B items; weights multiply the evidence.
+    """
+    if annotations.weight is not None:
+        evidence = evidence * annotations.weight.to(evidence.dtype).unsqueeze(1)
+    return (log_probs + segment_sum(evidence, annotations)).softmax(-1)

@@ -1,4 +1,7 @@
-"""Simulated annotators: confusions, and labels drawn from them. Seeded, on the CPU. See also `crowdnal.abilities`."""
+"""Simulated annotators: confusions, and labels drawn from them. Seeded, on the CPU.
+
+See also `crowdnal.abilities` and `crowdnal.sparse_crowds`.
+"""
 
 from __future__ import annotations
 

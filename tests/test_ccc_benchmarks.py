@@ -60,29 +60,6 @@ def test_every_form_takes_the_same_step(modules: Any) -> None:
             assert (ends[form][name] - ends["exact"][name]).float().norm() <= tolerance * size + 1e-7, (form, name)
 
 
-def test_sparse_annotators(modules: Any) -> None:
-    crowds = modules("_tables.sparse_crowds")
-    truth = torch.arange(4000) % 10
-    for name, patterns in crowds.SETS.items():
-        annotations = crowds.annotate(truth, name, 50, 5, seed=0)
-        assert annotations.counts.unique().tolist() == [5]
-        given = annotations.annotator.bincount(minlength=50)
-        assert given.max() > 5 * given.min()  # a few annotators give few labels
-        right = (annotations.label == truth[annotations.item]).double()
-        share = {kind: float(right[annotations.annotator // 10 == i].mean()) for i, (kind, _) in enumerate(patterns)}
-        # 0.1 by chance; who is supportive is right with the annotator seen, else one time in ten
-        expected = {
-            "IND-I": {"sym": 0.5, "pair": 0.4, "class": 0.55, "dummy": 0.1},
-            "COR-I": {"sym": 0.6, "class": 0.37, "dummy": 0.1},
-        }[name]
-        for kind, value in expected.items():
-            assert abs(share[kind] - value) < 0.03, (name, kind, share)
-        if name == "COR-I":
-            assert 0.19 < share["supp"] < 0.65 and 0.45 < share["oppo"] < 0.92
-        again = crowds.annotate(truth, name, 50, 5, seed=0)
-        assert again.label.equal(annotations.label) and again.annotator.equal(annotations.annotator)
-
-
 def test_digits_rows(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = modules("_tables.ccc")
     monkeypatch.setattr(table, "CROWDS", ((10, (1,)),))

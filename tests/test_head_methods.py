@@ -299,7 +299,7 @@ def test_crowdnal_train(name, tmp_path):
     pytest.importorskip("timm")
     small_run = pytest.importorskip("small_run")
     root = small_run.write(tmp_path)
-    options = ("head_epochs=3",) if name == "weighted-doctor-net" else ()
+    options = {"weighted-doctor-net": ("head_epochs=3",), "crowd-layer-over": ("rank=2",)}.get(name, ())
     config = small_run.frozen(root, tmp_path / name, objective=name, options=options, holdout=0.2, epochs=6, amp=True)
     result = small_run.go(config)
     history = small_run.read(tmp_path / name / "history.csv")

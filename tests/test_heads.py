@@ -27,9 +27,9 @@ def terms(objective: Objective, logits: Tensor, x: Tensor) -> Tensor:
     """Loss of each annotation."""
     p = logits.softmax(-1)
     if isinstance(objective, OverparametrizedCrowdLayer):
-        hidden = torch.einsum("bc,rck->brk", p, objective.first.weight)
-        hidden = hidden.softmax(-1) if objective.hidden == "softmax" else hidden
-        table = torch.einsum("brc,rck->brk", hidden, objective.second.weight).log_softmax(-1)
+        hidden = torch.einsum("bc,rck->brk", p, objective.annotators.first.weight)
+        hidden = hidden.softmax(-1) if objective.annotators.hidden == "softmax" else hidden
+        table = torch.einsum("brc,rck->brk", hidden, objective.annotators.second.weight).log_softmax(-1)
     elif isinstance(objective, UnionNet):
         union = objective.annotators.weight.permute(2, 0, 1).reshape(C, R * C)  # [C, R·K]
         log_union = (p @ union).log_softmax(-1) if objective.variant == "A" else (p @ union.softmax(-1)).log()

@@ -13,7 +13,7 @@ from test_methods import annotate, blobs, fit, planted
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
-from crowdnal.objectives import GeoCrowdNet, MajorityVote, SingleConfusion, SoftBootstrap, SoftMajorityVote, create
+from crowdnal.objectives import GeoCrowdNet, MajorityVote, SingleConfusion, SoftBootstrap, SoftMajorityVote
 from crowdnal.objectives.geocrowdnet import log_det
 
 ITEM = [0, 0, 2, 2, 2, 3]
@@ -285,8 +285,6 @@ def test_geocrowdnet_of_another_label_set(volume, labels):
 def test_geocrowdnet_errors(option):
     with pytest.raises(ValueError, match=f"{option}="):
         GeoCrowdNet(C, R, **{option: -1 if option == "volume_weight" else "nonsense"})
-    with pytest.raises(ValueError, match="rank=2 is for volume='F'"):
-        create("geocrowdnet", num_classes=C, num_annotators=R, volume="W", rank=2)
     with pytest.raises(ValueError, match="always 0 with 1 matrices of num_labels=2"):
         GeoCrowdNet(C, 1, num_labels=2, volume="W")
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 
 import crowdnal
 from _tables.labelme import label_data, lite0
-from _tables.sparse_crowds import SETS, annotate
 from _tables.training import Data, Network, Recipe, Row, row, train
+from crowdnal.sparse_crowds import sparse_crowd
 
 TABLE = "Zhang et al. 2024, Table 1 and Figure 4, on digits"
 TRAIN = 1200
 # annotators, and annotations of an image: the paper's number of annotators, with 5 to 14 labels each; and a fifth of it
 CROWDS = ((250, (1, 2, 3)), (50, (1, 3, 9)))
+PATTERNS = ("IND-I", "COR-I")
 METRIC = "accuracy_last"
 # last epoch, percent there: Table 2
 LABELME_PAPER = {"crowd-layer": 0.8232, "conal": 0.8485, "ccc": 0.8479}
@@ -36,13 +38,15 @@ class Coupled:
     meta_size: int
 
 
-def run(root: Path, seeds: int, quick: bool) -> list[Row]:
-    """Both."""
+def run(root: Path, seeds: int, quick: bool, patterns: Sequence[str] = ()) -> list[Row]:
+    """Both, or the digits alone with these patterns of annotators."""
     torch.set_num_threads(1)
+    if patterns:
+        return digits(min(seeds, 3), quick, patterns)
     return digits(min(seeds, 3), quick) + labelme(root, seeds, quick)
 
 
-def digits(seeds: int, quick: bool) -> list[Row]:
+def digits(seeds: int, quick: bool, settings: Sequence[str] = PATTERNS) -> list[Row]:
     """Accuracy at the last epoch as annotations get sparser; the same schedule for every method."""
     x, y = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
@@ -52,11 +56,13 @@ def digits(seeds: int, quick: bool) -> list[Row]:
     coupled = Coupled(num_groups=15, warmup_epochs=1 if quick else 10, meta_size=200)
     rows = []
     crowds = [(size, per_item[-1:]) for size, per_item in CROWDS[-1:]] if quick else CROWDS
-    cells = [(patterns, size, k) for size, per_item in crowds for patterns in SETS for k in per_item]
+    cells = [(patterns, size, k) for size, per_item in crowds for patterns in settings for k in per_item]
     for patterns, annotators, per_item in cells:
         found: dict[str, list[float]] = {}
         for seed in range(seeds):
-            annotations = annotate(y[:TRAIN], patterns, annotators, per_item, seed)
+            annotations = sparse_crowd(
+                y[:TRAIN], patterns, num_annotators=annotators, annotations_per_item=per_item, seed=seed
+            ).annotations
             data = Data(x[:TRAIN], annotations, y[:TRAIN], x[TRAIN:], y[TRAIN:])
             for method, value in each(data, recipe, coupled, seed).items():
                 found.setdefault(method, []).append(value)

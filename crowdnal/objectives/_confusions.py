@@ -9,9 +9,10 @@ from torch import Tensor
 
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import FreeConfusion, NormalizedConfusion, VectorConfusion
-from crowdnal.functional import Reduction, segment_sum
-from crowdnal.low_rank import LowRankConfusion, LowRankMixture
+from crowdnal.functional import Reduction
+from crowdnal.low_rank import LowRankMixture, ShownInBlocks
 from crowdnal.objectives.base import Objective
+from crowdnal.posterior import posterior_of_evidence
 
 Groups = Tensor | Sequence[int]
 
@@ -25,7 +26,7 @@ class ConfusionObjective(Objective):
         rank: of the low-rank matrices, 1 to min(C, K); None = full ones.
     """
 
-    annotators: FreeConfusion | LowRankConfusion | LowRankMixture | NormalizedConfusion | VectorConfusion
+    annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | ShownInBlocks | VectorConfusion
     groups: Tensor | None
 
     def __init__(
@@ -57,7 +58,7 @@ class ConfusionObjective(Objective):
 
     def reliability(self) -> Tensor:
         """``[R]``: mean of the confusion's diagonal; of low-rank matrices without building them all."""
-        if isinstance(self.annotators, (LowRankConfusion, LowRankMixture)):
+        if isinstance(self.annotators, (LowRankMixture, ShownInBlocks)):
             return self._of_annotators(self.annotators.diagonals().mean(-1))
         return super().reliability()
 
@@ -79,12 +80,10 @@ class ConfusionObjective(Objective):
         return annotations if self.groups is None else annotations.regroup(self.groups, self.num_matrices)
 
     def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        if not isinstance(self.annotators, (LowRankConfusion, LowRankMixture)):
+        if not isinstance(self.annotators, (LowRankMixture, ShownInBlocks)):
             return super()._posterior(logits, annotations, features)
         rows = self.annotators.log_likelihoods(self._by_matrix(annotations)).to(logits.dtype)
-        if annotations.weight is not None:
-            rows = rows * annotations.weight.to(rows.dtype).unsqueeze(1)
-        return (logits.log_softmax(-1) + segment_sum(rows, annotations)).softmax(-1)
+        return posterior_of_evidence(logits.log_softmax(-1), rows, annotations)
 
 
 class MixtureObjective(ConfusionObjective):

@@ -10,6 +10,7 @@ from crowdnal.cmm_em import group_posteriors
 from crowdnal.functional import Reduction
 from crowdnal.group_mixture import GroupMixture
 from crowdnal.objectives._rounds import RoundsObjective
+from crowdnal.posterior import posterior_of_evidence
 
 
 class GroupedObjective(RoundsObjective):
@@ -29,10 +30,13 @@ class GroupedObjective(RoundsObjective):
 
     def confusion(self) -> Tensor:
         """``[R, C, K]``: the groups', mixed by p(group | annotator), or for everyone by α."""
-        known = len(self.membership) > 0
-        members = self.membership if known else self.group_weights().expand(self.num_annotators, -1)
         groups = self.group_confusion()
-        return torch.einsum("rm,mck->rck", members.to(groups), groups)
+        return torch.einsum("rm,mck->rck", self._members().to(groups), groups)
+
+    def reliability(self) -> Tensor:
+        """``[R]``: mean of the confusion's diagonal (min(C, K) cells); no confusion of an annotator is built."""
+        diagonals = self.group_confusion().diagonal(dim1=1, dim2=2).mean(-1)
+        return self._members().to(diagonals) @ diagonals
 
     def group_confusion(self) -> Tensor:
         """``[M, C, K]``, detached: β, row = true class, rows sum to 1."""
@@ -76,6 +80,20 @@ class GroupedObjective(RoundsObjective):
             return super()._log_likelihood(logits, annotations, features)
         log_probs = self.mixture.log_probs(logits.log_softmax(-1), annotations)
         return (log_probs + self.membership.to(log_probs).log()[annotations.annotator]).logsumexp(1)
+
+    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        groups = self.group_confusion().transpose(1, 2).to(logits.dtype)
+        members = self._members().to(logits.dtype)[annotations.annotator]
+        rows = logits.new_zeros(len(members), self.num_classes)
+        for m, group in enumerate(groups):  # no confusion of an annotator is built
+            rows += members[:, m : m + 1] * group[annotations.label]
+        evidence = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
+        return posterior_of_evidence(logits.log_softmax(-1), evidence, annotations)
+
+    def _members(self) -> Tensor:
+        """``[R, M]``: p(group | annotator), as far as known."""
+        known = len(self.membership) > 0
+        return self.membership if known else self.group_weights().expand(self.num_annotators, -1)
 
     def _shown(self, values: Tensor) -> Tensor:
         """Closed forms keep float64, of which users see what the module is in, float32 at least."""

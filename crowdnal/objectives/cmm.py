@@ -27,11 +27,11 @@ Gate = Literal["constant", "features"]
 class CMM(GroupedObjective):
     """Each label comes from one of M groups: ``p(y=j|x) = Σ_m α_m Σ_k β^m[k, j] f_k(x)``, f the classifier.
 
-    Parameters and cost do not depend on the number of annotators, who need not even be known. ``training="em"`` works
-    in rounds (E-step and closed forms, equations 4 to 7); in between the classifier is trained on the expected number
-    of an item's labels for each class, so that an item counts as often as it was labelled. ``training="gradient"``
-    minimises ``-log p(y|x)`` end to end (not in the paper); hooks are optional, ``on_train_start`` brings the start
-    from K-means.
+    Parameters (M·C·K, hence no ``rank``) and cost do not depend on the number of annotators, who need not even be
+    known. ``training="em"`` works in rounds (E-step and closed forms, equations 4 to 7); in between the classifier is
+    trained on the expected number of an item's labels for each class, so that an item counts as often as it was
+    labelled. ``training="gradient"`` minimises ``-log p(y|x)`` end to end (not in the paper); hooks are optional,
+    ``on_train_start`` brings the start from K-means.
 
     **What is identified.** The likelihood depends on the mean confusion ``Σ_m α_m β^m`` alone: the classifier learns
     what it could with a single confusion, and how that one is divided among the groups is decided by the start, K-means

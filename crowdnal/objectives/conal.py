@@ -12,13 +12,14 @@ from torch.nn import functional as F
 
 from crowdnal.annotations import Annotations
 from crowdnal.confusion import FreeConfusion, eye, whole
-from crowdnal.functional import Reduction, crowd_cross_entropy, segment_sum
+from crowdnal.functional import Reduction, crowd_cross_entropy
 from crowdnal.functional._reduction import reduce
 from crowdnal.functional.mix import gather_rows
 from crowdnal.low_rank import LowRankConfusion
 from crowdnal.noise_source import NoiseSource
 from crowdnal.objectives._confusions import ConfusionObjective, Groups, annotators_in
 from crowdnal.objectives.trace import Scope
+from crowdnal.posterior import posterior_of_evidence
 
 Mixing = Literal["logits", "probabilities"]
 START = 2.0  # times the identity
@@ -189,10 +190,7 @@ class CoNAL(ConfusionObjective):
         for k in range(self.num_classes):
             individual = partial(crowd_cross_entropy, certain, self.annotators.row(k).to(logits.dtype), owners)
             nll.append(self._mixed(individual, certain @ common[k : k + 1], source, annotations, ones, "none"))
-        evidence = -torch.stack(nll, 1)
-        if annotations.weight is not None:
-            evidence = evidence * annotations.weight.to(evidence.dtype)[:, None]
-        return (logits.log_softmax(-1) + segment_sum(evidence, annotations)).softmax(-1)
+        return posterior_of_evidence(logits.log_softmax(-1), -torch.stack(nll, 1), annotations)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""

@@ -39,7 +39,8 @@ class GeoCrowdNet(MixtureObjective):
         scope: for W, ``"all"`` annotators (the paper; the cost of a step grows with R) or those who label something in
             the ``"batch"``.
         groups: ``[R]`` the group of each annotator, 0 to G-1; its members share A. Not in the paper.
-        rank: low-rank A for F as in :class:`TraceRegularized`. Not in the paper.
+        rank: low-rank A as in :class:`TraceRegularized`. Not in the paper. Both Gram matrices are ``[C, C]`` still, one
+            of each a step.
     """
 
     name: ClassVar[str] = "geocrowdnet"
@@ -67,8 +68,6 @@ class GeoCrowdNet(MixtureObjective):
             raise ValueError(f"volume_weight={volume_weight!r} must be 0 or more: the volume is maximised")
         if scope not in get_args(Scope):
             raise ValueError(f"scope={scope!r} is unknown: use 'all' or 'batch'")
-        if rank is not None and volume == "W":
-            raise ValueError(f"rank={rank} is for volume='F': the volume of the confusions needs full ones")
         if volume == "W" and self.num_labels * self.num_matrices < num_classes:
             raise ValueError(
                 f"volume='W' is always 0 with {self.num_matrices} matrices of num_labels={self.num_labels} and "
@@ -89,16 +88,17 @@ class GeoCrowdNet(MixtureObjective):
         """``- volume_weight · log det mean_r A_r A_rᵀ`` for W; F has none, its term needs the logits."""
         if self.volume == "F" or self.volume_weight == 0:
             return None
-        assert isinstance(self.annotators, NormalizedConfusion)
         if self.scope == "all":
-            stacked = self._of_annotators(self.annotators.log_probs()).exp()
-            share = stacked.new_full((len(stacked),), 1 / len(stacked))
+            gram = self.annotators.gram(self._shares(annotations.device))
         else:
             chosen, present = annotators_in(annotations)
-            stacked = self.annotators.log_probs(self._matrix_of(chosen)).exp()
-            share = (present / present.sum()).to(stacked.dtype)
-        weighted = stacked * share[:, None, None]
-        return -self.volume_weight * log_det(weighted.flatten(0, 1).T @ stacked.flatten(0, 1))
+            gram = self.annotators.gram(present / present.sum(), self._matrix_of(chosen))
+        return -self.volume_weight * log_det(gram)
+
+    def _shares(self, device: torch.device) -> Tensor:
+        """``[G]``, each matrix's share of the annotators."""
+        each = torch.full((self.num_annotators,), 1 / self.num_annotators, dtype=torch.float64, device=device)
+        return each if self.groups is None else each.new_zeros(self.num_matrices).index_add(0, self.groups, each)
 
     def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         loss = super()._loss(logits, annotations, features)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
-import torch
 from torch import Tensor
 
 from crowdnal.annotations import Annotations
-from crowdnal.confusion import FreeConfusion, whole
-from crowdnal.functional import Reduction, crowd_cross_entropy
-from crowdnal.functional._common import index_of
-from crowdnal.functional._reduction import reduction_weights
-from crowdnal.functional.mix import mix
-from crowdnal.objectives.base import Objective
-
-Hidden = Literal["linear", "softmax"]
+from crowdnal.functional import Reduction
+from crowdnal.objectives._confusions import ConfusionObjective, Groups
+from crowdnal.stacked_confusion import Hidden, StackedConfusion
 
 
-class OverparametrizedCrowdLayer(Objective):
+class OverparametrizedCrowdLayer(ConfusionObjective):
     """CrowdLayer with two matrices an annotator: cross-entropy of each label against softmax((p V_r) W_r) (DL-CL_Over).
 
     A control for CoNAL's number of parameters: twice those of :class:`CrowdLayer`, and no better. V_r ``[C, C]`` and
@@ -27,9 +21,14 @@ class OverparametrizedCrowdLayer(Objective):
 
     Args:
         hidden: what follows the first matrix: nothing (``"linear"``) or a ``"softmax"``.
+        groups: ``[R]`` the group of each annotator, 0 to G-1; its members share V and W. Not in the paper.
+        rank: V_r and W_r are each a diagonal plus a matrix of this rank (1 to min(C, K)), so that a thousand classes
+            and thousands of annotators fit, as in :class:`CrowdLayer`. Not in the paper.
     """
 
     name: ClassVar[str] = "crowd-layer-over"
+
+    annotators: StackedConfusion
 
     def __init__(
         self,
@@ -39,21 +38,19 @@ class OverparametrizedCrowdLayer(Objective):
         num_labels: int | None = None,
         reduction: Reduction = "mean",
         hidden: Hidden = "linear",
+        groups: Groups | None = None,
+        rank: int | None = None,
     ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=groups, rank=rank
+        )
         if hidden not in get_args(Hidden):
             raise ValueError(f"hidden={hidden!r} is unknown: use one of {', '.join(get_args(Hidden))}")
-        self.hidden: Hidden = hidden
-        self.first = FreeConfusion(num_annotators, num_classes, num_classes)
-        self.second = FreeConfusion(num_annotators, num_classes, self.num_labels)
+        self.annotators = StackedConfusion(self.num_matrices, num_classes, self.num_labels, hidden=hidden, rank=rank)
 
     def confusion(self) -> Tensor:
         """``[R, C, K]``: softmax of the scores for a classifier that is certain of class k."""
-        first, second = whole(self.first.weight), whole(self.second.weight)
-        return (self._activate(first) @ second).softmax(-1)
-
-    def _activate(self, scores: Tensor) -> Tensor:
-        return scores.softmax(-1) if self.hidden == "softmax" else scores
+        return super().confusion()
 
     def _nll(
         self,
@@ -63,20 +60,8 @@ class OverparametrizedCrowdLayer(Objective):
         weight: Tensor | None,
         reduction: Reduction,
     ) -> Tensor:
-        first = self.first.weight.to(logits.dtype)
-        scores = self._activate(mix(logits.softmax(-1), first, index_of(annotations)))
-        weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
-        each: Reduction = "none" if reduction == "none" else "mean" if mean else "sum"
-        return crowd_cross_entropy(scores, self.second.weight, _alone(annotations), weight=weight, reduction=each)
+        return self.annotators.nll(logits.softmax(-1), self._by_matrix(annotations), weight, reduction)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, hidden={self.hidden!r}"
-
-
-def _alone(annotations: Annotations) -> Annotations:
-    """The same annotations without weights, each on an item of its own."""
-    a, nnz = annotations, annotations.num_annotations
-    indptr = torch.arange(nnz + 1, device=a.device)
-    item = torch.arange(nnz, device=a.device)
-    return a._like(indptr, a.annotator, a.label, None, None, item, a.order, None, None)
+        return f"{super().extra_repr()}, hidden={self.annotators.hidden!r}"

@@ -37,8 +37,8 @@ class UnionNet(Objective):
     ======= =================================================== ===================
 
     The normalisation over all annotators is the method: every step moves all of T. Nothing of size B·R·K is kept; A
-    works through the annotators in blocks, once more in the backward pass. ``log_likelihood`` (given who labels) and
-    ``confusion`` normalise over an annotator's own labels.
+    works through the annotators in blocks, once more in the backward pass; T is full, hence no ``rank``.
+    ``log_likelihood`` (given who labels) and ``confusion`` normalise over an annotator's own labels.
 
     The public code for the paper, which may not be its authors', differs: A sums over an item's labels
     (``reduction="sum"`` divided by B). B is what the CCC paper compares with, as the better one of the two.
