@@ -26,14 +26,21 @@ struct Step {
     return bad != 0;
   }
 
-  CROWDNAL_INLINE void shares(int64_t i, T* votes) const {
-    T total = 0;
+  // votes: [classes] to count in
+  template <class Sum>
+  CROWDNAL_INLINE void shares(int64_t i, Sum* votes, T* out) const {
+    Sum total = 0;
     for (int64_t k = 0; k < shape.cols; ++k) votes[k] = 0;
     for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
       votes[evidence.label[n]] += evidence.factor(n);
       total += evidence.factor(n);
     }
-    for (int64_t k = 0; k < shape.cols; ++k) votes[k] = total > 0 ? votes[k] / total : T(1) / shape.cols;
+    for (int64_t k = 0; k < shape.cols; ++k) out[k] = total > 0 ? votes[k] / total : T(1) / shape.cols;
+  }
+  CROWDNAL_INLINE void shares(int64_t i, T* out) const {
+    if (index.indptr[i + 1] - index.indptr[i] <= kBlock) return shares(i, out, out);
+    std::vector<double> votes(shape.cols);
+    shares(i, votes.data(), out);
   }
 
   CROWDNAL_INLINE bool annotated(int64_t i) const { return index.indptr[i] < index.indptr[i + 1]; }

@@ -28,25 +28,42 @@ struct Evidence {
 template <class T, int N>
 CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, const Row<T, N>& row, int64_t i,
                                   Vec<T>* t) {
-  for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-    const T w = evidence.factor(n);
-    if (w == 0) continue;
-    Vec<T> x[N];
-    row.read(evidence.table, evidence.row(index, n), evidence.rows, x);
-    for (int64_t j = 0; j < N; ++j) t[j] = t[j] + w * x[j];
+  const int64_t first = index.indptr[i], last = index.indptr[i + 1];
+  Vec<T> before[N] = {};
+  for (int64_t block = first; block < last; block += kBlock) {
+    for (int64_t j = 0; block > first && j < N; ++j) {
+      before[j] = before[j] + t[j];
+      t[j] = Vec<T>{};
+    }
+    for (int64_t n = block; n < std::min(last, block + kBlock); ++n) {
+      const T w = evidence.factor(n);
+      if (w == 0) continue;
+      Vec<T> x[N];
+      row.read(evidence.table, evidence.row(index, n), evidence.rows, x);
+      for (int64_t j = 0; j < N; ++j) t[j] = t[j] + w * x[j];
+    }
   }
+  for (int64_t j = 0; last - first > kBlock && j < N; ++j) t[j] = t[j] + before[j];
 }
 
-// The same for rows of any length.
-template <class T>
-CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t i,
-                                  T* __restrict t) {
-  for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-    const T w = evidence.factor(n);
+// The same for rows of any length and annotations first..last-1.
+template <class T, class Out>
+CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t first,
+                                  int64_t last, Out* __restrict t) {
+  for (int64_t n = first; n < last; ++n) {
+    const Out w = evidence.factor(n);
     if (w == 0) continue;
     const T* x = evidence.table + evidence.row(index, n) * classes;
     for (int64_t k = 0; k < classes; ++k) t[k] += w * x[k];
   }
+}
+template <class T>
+CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t i, T* t) {
+  const int64_t first = index.indptr[i], last = index.indptr[i + 1];
+  if (last - first <= kBlock) return add_evidence(evidence, index, classes, first, last, t);
+  std::vector<double> sums(t, t + classes);
+  add_evidence(evidence, index, classes, first, last, sums.data());
+  for (int64_t k = 0; k < classes; ++k) t[k] = static_cast<T>(sums[k]);
 }
 
 // Log priors [B, classes], or one row for all items.

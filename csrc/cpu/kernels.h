@@ -13,9 +13,6 @@ namespace crowdnal::cpu {
 
 using torch::stable::parallel_for;
 
-// Annotations are summed in blocks of this many before they join a running total.
-constexpr int64_t kBlock = 512;
-
 // Tasks of `cost` multiply-adds each are worth another thread from this many on.
 inline int64_t grain(int64_t cost) { return std::max<int64_t>(1, 131072 / std::max<int64_t>(1, cost)); }
 

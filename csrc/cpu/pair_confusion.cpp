@@ -104,9 +104,9 @@ struct Upstream {
   const bool* exact;                 // [nnz] whether there are exact classes
 };
 
-// out = gradient for the item or the annotator that annotations at(first) .. at(last - 1) share.
+// out = gradient for the item or the annotator that annotations at(first) .. at(last - 1) share, from a block of them.
 template <bool kItem, class T, class At>
-void owner_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t first, int64_t last, const At& at,
+void block_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t first, int64_t last, const At& at,
                     T* total, T* out) {
   const Tiles& tiles = batch.tiles;
   std::fill_n(total, tiles.size(), T(0));
@@ -128,6 +128,18 @@ void owner_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t 
     if (!upstream.exact[n]) continue;
     pair_exact_gradient(batch.item(n), batch.annotator(n), tiles, batch.label[n], upstream.grad + row,
                         upstream.log_q + row, upstream.log_norm + row, out);
+  }
+}
+
+// The same from any number of them, of one at least. `total` [tiles] and `partial` are to work in.
+template <bool kItem, class T, class At>
+void owner_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t first, int64_t last, const At& at,
+                    T* total, std::vector<T>& partial, T* out) {
+  block_gradient<kItem>(batch, upstream, first, std::min(last, first + kBlock), at, total, out);
+  for (int64_t block = first + kBlock; block < last; block += kBlock) {
+    partial.resize(batch.tiles.matrix());
+    block_gradient<kItem>(batch, upstream, block, std::min(last, block + kBlock), at, total, partial.data());
+    for (int64_t e = 0; e < batch.tiles.matrix(); ++e) out[e] += partial[e];
   }
 }
 
@@ -186,7 +198,7 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
     if (need_difficulty) {
       const int64_t per_item = view.nnz / std::max<int64_t>(1, view.num_items) + 1;
       parallel_for(0, view.num_items, grain(tiles.size() * per_item), [&](int64_t begin, int64_t end) {
-        std::vector<T> total(tiles.size());
+        std::vector<T> total(tiles.size()), partial;
         for (int64_t i = begin; i < end; ++i) {
           T* out = output<T>(ddifficulty) + i * tiles.matrix();
           const int64_t first = view.indptr[i], last = view.indptr[i + 1];
@@ -194,7 +206,7 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
             std::fill_n(out, tiles.matrix(), T(0));
           } else {
             const auto same = [](int64_t n) { return n; };
-            owner_gradient<true>(batch, upstream, first, last, same, total.data(), out);
+            owner_gradient<true>(batch, upstream, first, last, same, total.data(), partial, out);
           }
         }
       });
@@ -206,15 +218,7 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
       std::vector<T> total(tiles.size()), partial;
       const auto ordered = [&](int64_t p) { return view.order[p]; };
       for (; run < end; ++run) {
-        const int64_t first = runs[run], last = runs[run + 1];
-        T* out = place(run);
-        owner_gradient<false>(batch, upstream, first, std::min(last, first + kBlock), ordered, total.data(), out);
-        for (int64_t block = first + kBlock; block < last; block += kBlock) {
-          partial.resize(tiles.matrix());
-          owner_gradient<false>(batch, upstream, block, std::min(last, block + kBlock), ordered, total.data(),
-                                partial.data());
-          for (int64_t e = 0; e < tiles.matrix(); ++e) out[e] += partial[e];
-        }
+        owner_gradient<false>(batch, upstream, runs[run], runs[run + 1], ordered, total.data(), partial, place(run));
       }
     });
     place.finish();

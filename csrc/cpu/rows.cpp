@@ -1,21 +1,43 @@
 #include "cpu/rows.h"
 
 #include <limits>
+#include <vector>
 
 namespace crowdnal::cpu {
 
-template <class T>
-CROWDNAL_CLONES void add_row(const GradRows<T>& grad, int64_t n, T* __restrict out, int64_t cols) {
+namespace {
+
+template <class T, class Out>
+CROWDNAL_INLINE void add_row_to(const GradRows<T>& grad, int64_t n, Out* __restrict out, int64_t cols) {
   const T* values = grad.values + n * cols;
-  const T u = grad.factor(n);
+  const Out u = grad.factor(n);
   for (int64_t k = 0; k < cols; ++k) out[k] += u * values[k];
   if (grad.label) out[grad.label[n]] -= u;
+}
+
+// out = sum of the rows first..last-1
+template <class T>
+CROWDNAL_CLONES void sum_long_segment(const GradRows<T>& grad, int64_t first, int64_t last, int64_t cols, T* out) {
+  std::vector<double> sums(cols, 0.0);
+  for (int64_t n = first; n < last; ++n) add_row_to(grad, n, sums.data(), cols);
+  for (int64_t k = 0; k < cols; ++k) out[k] = static_cast<T>(sums[k]);
+}
+
+}  // namespace
+
+template <class T>
+CROWDNAL_CLONES void add_row(const GradRows<T>& grad, int64_t n, T* out, int64_t cols) {
+  add_row_to(grad, n, out, cols);
 }
 
 template <class T>
 CROWDNAL_CLONES void sum_segments(const GradRows<T>& grad, int64_t nnz, const int64_t* indptr, int64_t begin,
                                   int64_t end, int64_t cols, T* out) {
   for (int64_t i = begin; i < end; ++i) {
+    if (indptr[i + 1] - indptr[i] > kBlock) {
+      sum_long_segment(grad, indptr[i], indptr[i + 1], cols, out + i * cols);
+      continue;
+    }
     for (int64_t k = 0; k < cols; k += kLanes<T>) {
       Vec<T> sum = Vec<T>{};
       for (int64_t n = indptr[i]; n < indptr[i + 1]; ++n) {

@@ -27,6 +27,10 @@ struct GradRows {
   }
 };
 
+// Annotations are summed in blocks of this many before they join a running total, or in double precision if there are
+// more: the error does not grow with their number.
+constexpr int64_t kBlock = 512;
+
 // Annotations of one annotator that share a pass over its matrix.
 constexpr int64_t kGroup = 8;
 

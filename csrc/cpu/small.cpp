@@ -107,22 +107,23 @@ CROWDNAL_INLINE void items_of(const GradRows<T>& grad, const T* confusion, const
   for (int64_t i = begin; i < end; ++i) {
     for (int64_t c = 0; c < rows; c += kRows) {
       int64_t offset[kRows];
-      Vec<T> sum[kRows];
-      for (int64_t b = 0; b < kRows; ++b) {
-        offset[b] = std::min(c + b, rows - 1) * cols;
-        sum[b] = Vec<T>{};
-      }
-      for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-        const T* w = matrices.of(index.annotator[n]);
-        Vec<T> g[N];
-        grad_row(grad, row, n, index.nnz, g);
-        for (int64_t b = 0; b < kRows; ++b) {
-          if constexpr (N == 2) sum[b] += load(w + offset[b]) * g[0];
-          sum[b] += only<T>(load(w + offset[b] + (N - 1) * L), row.last) * g[N - 1];
-        }
-      }
+      for (int64_t b = 0; b < kRows; ++b) offset[b] = std::min(c + b, rows - 1) * cols;
       T totals[L];
-      store(totals, reduce_eight<T, Sum>(sum));
+      const int64_t first = index.indptr[i], last = index.indptr[i + 1];
+      for (int64_t block = first; block == first || block < last; block += kBlock) {
+        Vec<T> sum[kRows] = {};
+        for (int64_t n = block; n < std::min(last, block + kBlock); ++n) {
+          const T* w = matrices.of(index.annotator[n]);
+          Vec<T> g[N];
+          grad_row(grad, row, n, index.nnz, g);
+          for (int64_t b = 0; b < kRows; ++b) {
+            if constexpr (N == 2) sum[b] += load(w + offset[b]) * g[0];
+            sum[b] += only<T>(load(w + offset[b] + (N - 1) * L), row.last) * g[N - 1];
+          }
+        }
+        const Vec<T> total = reduce_eight<T, Sum>(sum);
+        store(totals, block == first ? total : load(totals) + total);
+      }
       for (int64_t b = 0; b < std::min(kRows, rows - c); ++b) out[i * rows + c + b] = totals[b];
     }
   }

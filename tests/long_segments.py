@@ -1,0 +1,60 @@
+"""Problems in which one item or one annotator has nearly all annotations, for tests of what long sums lose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from op_checks import Op, as_tuple, to_float
+from problems import Problem
+from torch import Tensor
+
+from crowdnal.annotations import Annotations
+
+WHERE = ("one item", "one annotator")
+
+
+class LongProblem(Problem):
+    """Terms of one sign: what is lost of a sum is not hidden by cancellation."""
+
+    def grad(self, cols: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return single(torch.rand(self.annotations.num_annotations, cols, generator=generator))
+
+
+def single(values: Tensor) -> Tensor:
+    """float64 that float32 holds exactly, so that errors are those of the sums."""
+    return values.float().double()
+
+
+def long_problem(where: str, classes: int, labels: int, length: int = 200_000) -> LongProblem:
+    """`length` annotations of one item (by 50 annotators) or of one annotator (an item each).
+
+    The weights of an item's add up to about 10: its posterior stays undecided, and shows what is lost.
+    """
+    generator = torch.Generator().manual_seed(5)
+    every, none = torch.arange(length), torch.zeros(length, dtype=torch.long)
+    one_item = torch.tensor([0, length]), every % 50
+    indptr, annotator = one_item if where == "one item" else (torch.arange(length + 1), none)
+    label = torch.randint(labels, (length,), generator=generator)
+    num_annotators = 50 if where == "one item" else 1
+    annotations = Annotations(indptr, annotator, label, num_annotators=num_annotators, num_classes=labels)
+
+    def rand(*sizes: int) -> Tensor:
+        return single(torch.rand(*sizes, generator=generator))
+
+    return LongProblem(
+        annotations,
+        rand(annotations.num_items, classes),
+        rand(num_annotators, classes, labels),
+        rand(annotations.num_items, labels),
+        single(rand(length) * (20 / length if where == "one item" else 1.0)),
+        5,
+    )
+
+
+def errors(op: Op, reference: Op, args: tuple[Any, ...]) -> list[float]:
+    """Each output's largest error in float32, as a share of its largest value."""
+    args = tuple(single(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+    outs = zip(as_tuple(op(*to_float(args))), as_tuple(reference(*args)), strict=True)
+    return [float((ours - truth).abs().max() / truth.abs().max()) if truth.numel() else 0.0 for ours, truth in outs]
