@@ -16,8 +16,13 @@ struct JointTerm {
   const T* weight;  // [nnz] or null
   Index index;
   LogConfusion<T> rows;
-  __device__ T operator()(int64_t i, int64_t k) const {
-    return prior[(shared ? 0 : i * rows.classes) + k] + sum_evidence(rows, weight, index, i, k);
+  int64_t grain() const { return rows.grain() | cuda::grain<T>(0, prior); }
+  template <int V>
+  __device__ void load(int64_t i, int64_t k, T* to) const {
+    T own[V];
+    cuda::load<V>(prior + (shared ? 0 : i * rows.classes) + k, own);
+    sum_evidence<V>(rows, weight, index, i, k, to);
+    for (int v = 0; v < V; ++v) to[v] += own[v];
   }
 };
 

@@ -22,52 +22,58 @@ struct MixInput {
   }
 };
 
-// nll[n] and softmax of row n, from a row h that G lanes hold.
-template <int G, int kPer, class T>
-__device__ void finish_row(T (&h)[kPer], int64_t n, bool active, const int64_t* label, int64_t cols, T* nll) {
-  const int lane = threadIdx.x % G;
+// nll[n] and softmax of row n, from a row h that lanes hold.
+template <class L, class T>
+__device__ void finish_row(T (&h)[L::kOwn], int64_t n, bool active, const int64_t* label, int cols, T* nll) {
   const int64_t y = active ? label[n] : 0;
   CROWDNAL_ASSERT(0 <= y && y < cols);
   T target = T(0);
-  for (int j = 0; j < kPer; ++j) target = lane + j * G == y ? h[j] : target;
-  target = group_sum<G>(target);
-  const T log_sum = group_softmax<G>(h, cols);
-  if (active && lane == 0) nll[n] = log_sum - target;
+  for (int t = 0; t < L::kOwn; ++t) target = L::column_of(t) == static_cast<int>(y) ? h[t] : target;
+  target = group_sum<L::G>(target);
+  const T log_sum = group_softmax<L>(h, cols);
+  if (active && threadIdx.x % L::G == 0) nll[n] = log_sum - target;
 }
 
-template <class T, int G, int kPer>
+template <class T, class L>
 __global__ void __launch_bounds__(kThreads)
     mix_kernel(MixInput<T> input, Index index, Shape shape, T* out, T* nll) {
-  constexpr int kGroups = kThreads / G;
-  const int lane = threadIdx.x % G;
-  const int64_t rows = shape.rows, cols = shape.cols;
+  constexpr int kGroups = kThreads / L::G, V = L::V;
+  const int rows = static_cast<int>(shape.rows), cols = static_cast<int>(shape.cols);
   for (int64_t base = int64_t(blockIdx.x) * kGroups; base < index.nnz; base += int64_t(gridDim.x) * kGroups) {
-    const int64_t n = base + threadIdx.x / G;
+    const int64_t n = base + threadIdx.x / L::G;
     const bool active = n < index.nnz;
-    T h[kPer] = {};
+    T h[L::kOwn] = {};
     if (active) {
       const int64_t i = index.item[n], r = index.annotator[n];
       CROWDNAL_ASSERT(0 <= i && i < index.num_items && 0 <= r && r < shape.num_annotators);
       const T* z = input.scores + i * rows;
-      const T* matrix = input.confusion + r * rows * cols;
-      for (int64_t first = 0; first < rows; first += kBlock) {
-        T part[kPer] = {};
-        const int64_t last = first + kBlock < rows ? first + kBlock : rows;
-        for (int64_t c = first; c < last; ++c) {
-          const T zc = z[c];
-          for (int j = 0; j < kPer; ++j) {
-            if (lane + j * G < cols) part[j] += zc * matrix[c * cols + lane + j * G];
+      const T* matrix = input.confusion + r * (rows * cols);
+      for (int first = 0; first < rows; first += kBlock) {
+        T part[L::kOwn] = {};
+        const int last = first + kBlock < rows ? first + kBlock : rows;
+        for (int c = first; c < last; c += V) {
+          T zs[V], row[V][L::kOwn];
+          load<V>(z + c, zs);
+          for (int v = 0; v < V; ++v) {
+            for (int j = 0; j < L::kPer; ++j) {
+              if (L::column(j) < cols) load<V>(matrix + (c + v) * cols + L::column(j), row[v] + j * V);
+            }
+          }
+          for (int v = 0; v < V; ++v) {
+            for (int t = 0; t < L::kOwn; ++t) {
+              if (L::column(t / V) < cols) part[t] += zs[v] * row[v][t];
+            }
           }
         }
-        for (int j = 0; j < kPer; ++j) h[j] += part[j];
+        for (int t = 0; t < L::kOwn; ++t) h[t] += part[t];
       }
-      for (int j = 0; j < kPer; ++j) {
-        if (lane + j * G < cols) h[j] = input.blend(h[j], n, i, lane + j * G, cols);
+      for (int t = 0; t < L::kOwn; ++t) {
+        if (L::column(t / V) < cols) h[t] = input.blend(h[t], n, i, L::column_of(t), cols);
       }
     }
-    if (input.label) finish_row<G>(h, n, active, input.label, cols, nll);
-    for (int j = 0; active && j < kPer; ++j) {
-      if (lane + j * G < cols) out[n * cols + lane + j * G] = h[j];
+    if (input.label) finish_row<L>(h, n, active, input.label, cols, nll);
+    for (int j = 0; active && j < L::kPer; ++j) {
+      if (L::column(j) < cols) store<V>(h + j * V, out + n * cols + L::column(j));
     }
   }
 }
@@ -119,23 +125,17 @@ __global__ void __launch_bounds__(kThreads) finish_rows_kernel(MixInput<T> input
 // As `mix` of the CPU: out [nnz, cols]; with labels its softmax, and nll [nnz].
 template <class T>
 void mix(Context& context, const MixInput<T>& input, const Index& index, const Shape& shape, T* out, T* nll) {
-  const auto small = [&](auto kernel, int64_t blocks) {
-    launch(context, kernel, blocks, kThreads, 0, input, index, shape, out, nll);
-  };
   if (is_large(shape)) {
     multiply(context, input.scores, input.confusion, index, shape, out);
     if (input.shared || input.label) {
       launch(context, finish_rows_kernel<T>, index.nnz, kThreads, 0, input, index, shape.cols, out, nll);
     }
-  } else if (shape.cols <= 8) {
-    small(mix_kernel<T, 8, 1>, group_blocks<8>(index.nnz));
-  } else if (shape.cols <= 16) {
-    small(mix_kernel<T, 16, 1>, group_blocks<16>(index.nnz));
-  } else if (shape.cols <= 32) {
-    small(mix_kernel<T, 32, 1>, group_blocks<32>(index.nnz));
-  } else {
-    small(mix_kernel<T, 32, 4>, group_blocks<32>(index.nnz));
+    return;
   }
+  for_tier<T>(shape.cols, grain<T>(shape.rows | shape.cols, input.scores, input.confusion, out), [&](auto tier) {
+    using L = decltype(tier);
+    launch(context, mix_kernel<T, L>, group_blocks<L::G>(index.nnz), kThreads, 0, input, index, shape, out, nll);
+  });
 }
 
 }  // namespace crowdnal::cuda

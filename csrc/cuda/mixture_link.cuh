@@ -16,9 +16,15 @@ struct MixtureTerm {
   const int64_t* item;  // [nnz]
   int64_t num_items;
   LogConfusion<T> rows;
-  __device__ T operator()(int64_t n, int64_t k) const {
-    CROWDNAL_ASSERT(0 <= item[n] && item[n] < num_items);
-    return log_probs[item[n] * rows.classes + k] + rows(n, k);
+  int64_t grain() const { return rows.grain() | cuda::grain<T>(0, log_probs); }
+  template <int V>
+  __device__ void load(int64_t n, int64_t k, T* to) const {
+    const int64_t i = item[n];
+    CROWDNAL_ASSERT(0 <= i && i < num_items);
+    T prior[V];
+    cuda::load<V>(log_probs + i * rows.classes + k, prior);
+    rows.template load<V>(n, k, to);
+    for (int v = 0; v < V; ++v) to[v] += prior[v];
   }
 };
 

@@ -101,11 +101,16 @@ struct LogConfusion {
   const int64_t* run;        // [nnz]
   const T* log_norm;         // [runs, classes]
 
-  __device__ T operator()(int64_t n, int64_t k) const {
+  int64_t grain() const { return cuda::grain<T>(classes, confusion, log_norm); }
+  template <int V>
+  __device__ void load(int64_t n, int64_t k, T* to) const {
     const int64_t r = annotator[n], y = label[n];
     CROWDNAL_ASSERT(0 <= r && r < num_annotators && 0 <= y && y < labels);
-    const T x = confusion[(r * labels + y) * classes + k];
-    return kind == Normalization::kNone ? x : log_value(x, kind) - log_norm[run[n] * classes + k];
+    cuda::load<V>(confusion + (r * labels + y) * classes + k, to);
+    if (kind == Normalization::kNone) return;
+    T norm[V];
+    cuda::load<V>(log_norm + run[n] * classes + k, norm);
+    for (int v = 0; v < V; ++v) to[v] = log_value(to[v], kind) - norm[v];
   }
 };
 

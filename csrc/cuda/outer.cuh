@@ -60,7 +60,7 @@ constexpr int kOuterGroup = 8;  // annotations between barriers
 
 // A block a chunk and a tile of kSide x kSide elements, a thread 4 x 4 of them.
 template <class T, int kSide>
-__global__ void __launch_bounds__(kSide* kSide / 16)
+__global__ void __launch_bounds__(kSide* kSide / 16, 2)
     outer_tile_kernel(GradRows<T> grad, const T* scores, Index index, Shape shape, Chunks chunks, T* out, T* slots) {
   constexpr int kAcross = kSide / 4, kBlockThreads = kAcross * kAcross;
   CROWDNAL_SHARED(T, z, kOuterGroup * kSide);

@@ -94,8 +94,11 @@ struct PairGrad {
     const T rest = -g * share(value, log_norm[row]);
     return m / pairs.latents == pairs.label[n] ? rest + g * share(value, log_norm[row] + log_q[row]) : rest;
   }
-  // The same with k and m in one number.
-  __device__ T operator()(int64_t n, int64_t e) const { return (*this)(n, e / pairs.tile(), e % pairs.tile()); }
+  // The same with k and m in one number e.
+  template <int V>
+  __device__ void load(int64_t n, int64_t e, T* to) const {
+    for (int v = 0; v < V; ++v) to[v] = (*this)(n, (e + v) / pairs.tile(), (e + v) % pairs.tile());
+  }
 };
 
 // Fills in the maxima.

@@ -1,27 +1,27 @@
-// posterior[row] = softmax over k of term(row, k), and done(row, log of what it was divided by): a part of a warp a row,
-// or a block a long one. All -infinity: 0 and -infinity.
+// posterior[row] = softmax over k of what term.load(row, k) gives, and done(row, log of what it was divided by): a part of
+// a warp a row, or a block a long one. All -infinity: 0 and -infinity.
 #pragma once
 
 #include "cuda/rows.cuh"
 
 namespace crowdnal::cuda {
 
-template <class T, int G, int kPer, class Term, class Done>
+template <class T, class L, class Term, class Done>
 __global__ void __launch_bounds__(kThreads)
     posterior_kernel(Term term, Done done, int64_t count, int64_t classes, T* posterior) {
-  constexpr int kGroups = kThreads / G;
-  const int lane = threadIdx.x % G;
+  constexpr int kGroups = kThreads / L::G, V = L::V;
+  const int cols = static_cast<int>(classes);
   for (int64_t base = int64_t(blockIdx.x) * kGroups; base < count; base += int64_t(gridDim.x) * kGroups) {
-    const int64_t row = base + threadIdx.x / G;
-    T t[kPer] = {};
-    for (int j = 0; j < kPer; ++j) {
-      if (row < count && lane + j * G < classes) t[j] = term(row, lane + j * G);
+    const int64_t row = base + threadIdx.x / L::G;
+    T t[L::kOwn] = {};
+    for (int j = 0; j < L::kPer; ++j) {
+      if (row < count && L::column(j) < cols) term.template load<V>(row, L::column(j), t + j * V);
     }
-    const T log_sum = group_softmax<G>(t, classes);
-    for (int j = 0; j < kPer; ++j) {
-      if (row < count && lane + j * G < classes) posterior[row * classes + lane + j * G] = t[j];
+    const T log_sum = group_softmax<L>(t, cols);
+    for (int j = 0; j < L::kPer; ++j) {
+      if (row < count && L::column(j) < cols) store<V>(t + j * V, posterior + row * cols + L::column(j));
     }
-    if (row < count && lane == 0) done(row, log_sum);
+    if (row < count && threadIdx.x % L::G == 0) done(row, log_sum);
   }
 }
 
@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads)
     T* out = posterior + row * classes;
     T highest = -INFINITY;
     for (int64_t k = threadIdx.x; k < classes; k += kThreads) {
-      const T t = term(row, k);
+      T t;
+      term.template load<1>(row, k, &t);
       out[k] = t;
       highest = t > highest ? t : highest;
     }
@@ -64,20 +65,15 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T, class Term, class Done>
 void posteriors(Context& context, const Term& term, const Done& done, int64_t count, int64_t classes, T* posterior) {
-  const auto start = [&](auto kernel, int64_t blocks) {
-    launch(context, kernel, blocks, kThreads, 0, term, done, count, classes, posterior);
-  };
-  if (classes <= 8) {
-    start(posterior_kernel<T, 8, 1, Term, Done>, group_blocks<8>(count));
-  } else if (classes <= 16) {
-    start(posterior_kernel<T, 16, 1, Term, Done>, group_blocks<16>(count));
-  } else if (classes <= 32) {
-    start(posterior_kernel<T, 32, 1, Term, Done>, group_blocks<32>(count));
-  } else if (classes <= 128) {
-    start(posterior_kernel<T, 32, 4, Term, Done>, group_blocks<32>(count));
-  } else {
-    start(long_posterior_kernel<T, Term, Done>, count);
+  if (classes > 128) {
+    launch(context, long_posterior_kernel<T, Term, Done>, count, kThreads, 0, term, done, count, classes, posterior);
+    return;
   }
+  for_tier<T>(classes, term.grain() | grain<T>(classes, posterior), [&](auto tier) {
+    using L = decltype(tier);
+    launch(context, posterior_kernel<T, L, Term, Done>, group_blocks<L::G>(count), kThreads, 0, term, done, count,
+           classes, posterior);
+  });
 }
 
 }  // namespace crowdnal::cuda

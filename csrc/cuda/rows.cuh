@@ -33,6 +33,11 @@ struct GradRows {
   const T* mixing = nullptr;         // [nnz] or null
   bool share = false;
 
+  // Reads the scale: once a thread, not once a row.
+  __device__ void fix_scale() {
+    if (grad_loss) constant = *grad_loss / count;
+    grad_loss = nullptr;
+  }
   __device__ T factor(int64_t n) const {
     const T scale = grad_loss ? *grad_loss / count : constant;
     const T u = sign * ((weight ? scale * weight[n] : scale) + (upstream ? upstream[n] : T(0)));
@@ -44,6 +49,62 @@ struct GradRows {
     return factor * (k == label ? v - T(1) : v);
   }
 };
+
+// V elements that lie together, in one access: their address is a multiple of their size.
+template <int V, class T>
+struct alignas(V * sizeof(T)) Pack {
+  T values[V];
+};
+template <int V, class T>
+__device__ void load(const T* from, T* to) {
+  const Pack<V, T> pack = *reinterpret_cast<const Pack<V, T>*>(from);
+  for (int v = 0; v < V; ++v) to[v] = pack.values[v];
+}
+template <int V, class T>
+__device__ void store(const T* from, T* to) {
+  Pack<V, T> pack;
+  for (int v = 0; v < V; ++v) pack.values[v] = from[v];
+  *reinterpret_cast<Pack<V, T>*>(to) = pack;
+}
+
+// How G lanes hold a row: each kPer pieces of V columns, piece j from `column(j)` on.
+template <int kLanesOfRow, int kPieces, int kVector>
+struct Tier {
+  static constexpr int G = kLanesOfRow, kPer = kPieces, V = kVector, kOwn = kPer * V, kWidth = G * kOwn;
+  __device__ static int column(int j) { return (static_cast<int>(threadIdx.x) % G + j * G) * V; }
+  // Of element t of a lane.
+  __device__ static int column_of(int t) { return column(t / V) + t % V; }
+};
+
+// Sets bit b if a row size or an address, in elements, is no multiple of all higher powers of two: `for_tier` reads what
+// lies at multiples of 2 or 4 in accesses of as many.
+template <class T, class... P>
+int64_t grain(int64_t size, const P*... at) {
+  return size | (0 | ... | static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) / sizeof(T)));
+}
+
+// body(tier) for rows of at most 128 columns, whose sizes and addresses have this grain. Wide accesses are for single
+// precision: fewer instructions and requests a row.
+template <class T, class Body>
+void for_tier(int64_t cols, int64_t grain, const Body& body) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (grain % 4 == 0) {
+      if (cols <= 8) return body(Tier<2, 1, 4>{});
+      if (cols <= 16) return body(Tier<4, 1, 4>{});
+      if (cols <= 32) return body(Tier<8, 1, 4>{});
+      return body(Tier<32, 1, 4>{});
+    }
+    if (grain % 2 == 0) {
+      if (cols <= 16) return body(Tier<8, 1, 2>{});
+      if (cols <= 32) return body(Tier<16, 1, 2>{});
+      return body(Tier<32, 2, 2>{});
+    }
+  }
+  if (cols <= 8) return body(Tier<8, 1, 1>{});
+  if (cols <= 16) return body(Tier<16, 1, 1>{});
+  if (cols <= 32) return body(Tier<32, 1, 1>{});
+  return body(Tier<32, 4, 1>{});
+}
 
 // A sum in blocks.
 template <class T>
@@ -71,21 +132,21 @@ __device__ T group_max(T v) {
   return v;
 }
 
-// Softmax of a row of `cols` that G lanes hold, lane l the columns l + j G; returns log of what it was divided by.
-// All -infinity: 0 and -infinity.
-template <int G, int kPer, class T>
-__device__ T group_softmax(T (&h)[kPer], int64_t cols) {
-  const int lane = threadIdx.x % G;
+// Softmax of a row of `cols` that lanes hold as the tier L says; returns log of what it was divided by. All -infinity: 0
+// and -infinity.
+template <class L, class T>
+__device__ T group_softmax(T (&h)[L::kOwn], int cols) {
   T highest = -INFINITY, sum = T(0);
-  for (int j = 0; j < kPer; ++j) highest = lane + j * G < cols && h[j] > highest ? h[j] : highest;
-  highest = group_max<G>(highest);
+  for (int t = 0; t < L::kOwn; ++t) highest = L::column_of(t) < cols && h[t] > highest ? h[t] : highest;
+  highest = group_max<L::G>(highest);
   const T shift = highest == T(-INFINITY) ? T(0) : highest;
-  for (int j = 0; j < kPer; ++j) {
-    h[j] = lane + j * G < cols ? std::exp(h[j] - shift) : T(0);
-    sum += h[j];
+  for (int t = 0; t < L::kOwn; ++t) {
+    h[t] = L::column_of(t) < cols ? std::exp(h[t] - shift) : T(0);
+    sum += h[t];
   }
-  sum = group_sum<G>(sum);
-  for (int j = 0; j < kPer; ++j) h[j] = sum > T(0) ? h[j] / sum : h[j];
+  sum = group_sum<L::G>(sum);
+  const T scale = sum > T(0) ? T(1) / sum : T(1);
+  for (int t = 0; t < L::kOwn; ++t) h[t] *= scale;
   return shift + std::log(sum);
 }
 
