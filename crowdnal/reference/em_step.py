@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crowdnal.reference._terms import compute_dtype
 from crowdnal.reference.evidence import counts, evidence
 from crowdnal.reference.joint_link import log_marginal
 
@@ -28,7 +29,7 @@ def em_step(
     item = torch.repeat_interleave(rows, indptr.diff())
     index = (indptr, item, annotator, annotator)  # the order does not matter here
     if log_prior is None:
-        one_hot = torch.eye(log_confusion.shape[1], device=indptr.device, dtype=log_confusion.dtype).unsqueeze(1)
+        one_hot = torch.eye(log_confusion.shape[1], device=indptr.device, dtype=compute_dtype(log_confusion.dtype)).unsqueeze(1)
         votes = evidence(one_hot, weight, indptr, item, label, label, torch.zeros_like(label))
         total = votes.sum(1, keepdim=True)
         posterior = torch.where(total > 0, votes / torch.where(total > 0, total, 1.0), 1.0 / votes.shape[1])

@@ -32,9 +32,9 @@ void sum_items(Context& context, const GradRows<T>& grad, const Index& index, T*
 // out[i, c] = sum_{n of i} sum_k confusion[annotator_n, c, k] grad[n, k]; a part of a warp an item, its lanes over the
 // columns: they read the rows of a matrix as these lie, and add up what they have once an item. What an annotation is
 // asked for but its row, each thread of the block fetches for one of kThreads annotations.
-template <class T, class L>
+template <class T, class E, class L>
 __global__ void __launch_bounds__(kThreads, 5)
-    mix_items_kernel(GradRows<T> grad, const T* confusion, Index index, Shape shape, T* out) {
+    mix_items_kernel(GradRows<T> grad, const E* confusion, Index index, Shape shape, T* out) {
   constexpr int kGroups = kThreads / L::G, V = L::V;
   constexpr int kRows = L::kWidth <= 8 || L::kPer > 1 || sizeof(T) > 4 ? 8 : 16;  // sums of a lane
   constexpr int kPiece = V == 4 ? 2 : 4;                                          // rows on their way at a time
@@ -70,14 +70,14 @@ __global__ void __launch_bounds__(kThreads, 5)
           for (const int close = m + kClose < stop ? m + kClose : stop; m < close; ++m) {
             const T u = factor[m];
             const int y = label[m];
-            const T* matrix = confusion + (who[m] * rows + first) * cols;
+            const E* matrix = confusion + (who[m] * rows + first) * cols;
             for (int j = 0; j < L::kPer; ++j) {
               const int k = L::column(j);
               if (k >= cols) continue;
               T g[V];
               load<V>(grad.values + (b + m) * cols + k, g);
               for (int v = 0; v < V; ++v) g[v] = u * (k + v == y ? g[v] - T(1) : g[v]);
-              const T* row = matrix + k;
+              const E* row = matrix + k;
               CROWDNAL_UNROLL
               for (int t = 0; t < kRows; t += kPiece) {
                 if (t >= most) continue;
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kThreads, 5)
   }
 }
 
-template <class T>
-void mix_items(Context& context, const GradRows<T>& grad, const T* confusion, const Index& index, const Shape& shape,
+template <class T, class E>
+void mix_items(Context& context, const GradRows<T>& grad, const E* confusion, const Index& index, const Shape& shape,
                T* out) {
   if (is_large(shape)) {
     T* each = context.template scratch<T>(index.nnz * shape.rows);
@@ -117,9 +117,9 @@ void mix_items(Context& context, const GradRows<T>& grad, const T* confusion, co
     sum_items(context, GradRows<T>{each, shape.rows}, index, out);
     return;
   }
-  for_tier<T>(shape.cols, grain<T>(shape.cols, grad.values, confusion), [&](auto tier) {
+  for_tier<T>(shape.cols, grain(shape.cols, grad.values, confusion), [&](auto tier) {
     using L = decltype(tier);
-    launch(context, mix_items_kernel<T, L>, group_blocks<L::G>(index.num_items), kThreads, 0, grad, confusion, index,
+    launch(context, mix_items_kernel<T, E, L>, group_blocks<L::G>(index.num_items), kThreads, 0, grad, confusion, index,
            shape, out);
   });
 }

@@ -9,14 +9,14 @@
 namespace crowdnal::cuda {
 
 // log prior_i[k] + evidence
-template <class T>
+template <class T, class E>
 struct JointTerm {
   const T* prior;  // [B, classes], or one row for all items
   bool shared;
   const T* weight;  // [nnz] or null
   Index index;
-  LogConfusion<T> rows;
-  int64_t grain() const { return rows.grain() | cuda::grain<T>(0, prior); }
+  LogConfusion<T, E> rows;
+  int64_t grain() const { return rows.grain() | cuda::grain(0, prior); }
   template <int V>
   __device__ void load(int64_t i, int64_t k, T* to) const {
     T own[V];
@@ -35,12 +35,12 @@ struct ItemNegativeLog {
 };
 
 // posterior [B, classes], nll [B], loss [], log_norm [min(nnz, R), classes] ([0, classes] for kNone)
-template <class T>
-void joint_link(Context& context, const T* log_prior, bool shared, const T* confusion, const T* weight,
+template <class T, class E>
+void joint_link(Context& context, const T* log_prior, bool shared, const E* confusion, const T* weight,
                 const int64_t* label, const Index& index, const Shape& shape, Normalization kind, bool mean, T* loss,
                 T* nll, T* posterior, T* log_norm) {
-  const JointTerm<T> term{log_prior, shared, weight, index,
-                          normalize(context, confusion, label, index, shape, kind, log_norm)};
+  const JointTerm<T, E> term{log_prior, shared, weight, index,
+                             normalize(context, confusion, label, index, shape, kind, log_norm)};
   posteriors(context, term, ItemNegativeLog<T>{nll, index.indptr}, index.num_items, shape.cols, posterior);
   const double* count = mean ? count_annotated(context, index) : nullptr;
   sum_values(context, nll, static_cast<const T*>(nullptr), index.num_items, 1, count, loss);
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
-void joint_link_backward(Context& context, const T* grad_loss, const T* grad_nll, const T* confusion, const T* weight,
+template <class T, class E>
+void joint_link_backward(Context& context, const T* grad_loss, const T* grad_nll, const E* confusion, const T* weight,
                          const int64_t* label, const T* posterior, const T* log_norm, const Index& index,
                          const Shape& shape, Normalization kind, bool mean, T* log_prior_grad, T* confusion_grad) {
   const int64_t size = index.num_items * shape.cols;

@@ -7,19 +7,25 @@
 
 namespace crowdnal::cuda {
 
+// What becomes of a row h.
 template <class T>
-struct MixInput {
-  const T* scores;         // [B, rows]
-  const T* confusion;      // [R, rows, cols]
-  const T* shared;         // [B, cols] or null: added, or mixed in by `mixing`
-  const T* mixing;         // [nnz] or null
-  const int64_t* label;    // [nnz] or null
+struct Epilogue {
+  const T* shared = nullptr;         // [B, cols] or null: added, or mixed in by `mixing`
+  const T* mixing = nullptr;         // [nnz] or null
+  const int64_t* label = nullptr;    // [nnz] or null
 
   __device__ T blend(T h, int64_t n, int64_t i, int64_t k, int64_t cols) const {
     if (!shared) return h;
     const T s = shared[i * cols + k];
     return mixing ? h + mixing[n] * (s - h) : h + s;
   }
+};
+
+template <class T, class E>
+struct MixInput {
+  const T* scores;     // [B, rows]
+  const E* confusion;  // [R, rows, cols]
+  Epilogue<T> then = {};
 };
 
 // nll[n] and softmax of row n, from a row h that lanes hold.
@@ -34,9 +40,9 @@ __device__ void finish_row(T (&h)[L::kOwn], int64_t n, bool active, const int64_
   if (active && threadIdx.x % L::G == 0) nll[n] = log_sum - target;
 }
 
-template <class T, class L>
+template <class T, class E, class L>
 __global__ void __launch_bounds__(kThreads)
-    mix_kernel(MixInput<T> input, Index index, Shape shape, T* out, T* nll) {
+    mix_kernel(MixInput<T, E> input, Index index, Shape shape, T* out, T* nll) {
   constexpr int kGroups = kThreads / L::G, V = L::V;
   const int rows = static_cast<int>(shape.rows), cols = static_cast<int>(shape.cols);
   for (int64_t base = int64_t(blockIdx.x) * kGroups; base < index.nnz; base += int64_t(gridDim.x) * kGroups) {
@@ -47,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t i = index.item[n], r = index.annotator[n];
       CROWDNAL_ASSERT(0 <= i && i < index.num_items && 0 <= r && r < shape.num_annotators);
       const T* z = input.scores + i * rows;
-      const T* matrix = input.confusion + r * (rows * cols);
+      const E* matrix = input.confusion + r * (rows * cols);
       for (int first = 0; first < rows; first += kBlock) {
         T part[L::kOwn] = {};
         const int last = first + kBlock < rows ? first + kBlock : rows;
@@ -68,10 +74,10 @@ __global__ void __launch_bounds__(kThreads)
         for (int t = 0; t < L::kOwn; ++t) h[t] += part[t];
       }
       for (int t = 0; t < L::kOwn; ++t) {
-        if (L::column(t / V) < cols) h[t] = input.blend(h[t], n, i, L::column_of(t), cols);
+        if (L::column(t / V) < cols) h[t] = input.then.blend(h[t], n, i, L::column_of(t), cols);
       }
     }
-    if (input.label) finish_row<L>(h, n, active, input.label, cols, nll);
+    if (input.then.label) finish_row<L>(h, n, active, input.then.label, cols, nll);
     for (int j = 0; active && j < L::kPer; ++j) {
       if (L::column(j) < cols) store<V>(h + j * V, out + n * cols + L::column(j));
     }
@@ -80,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Rows h [nnz, cols] that `multiply` left in `out`: the shared term, softmax and nll; a block a row.
 template <class T>
-__global__ void __launch_bounds__(kThreads) finish_rows_kernel(MixInput<T> input, Index index, int64_t cols, T* out,
+__global__ void __launch_bounds__(kThreads) finish_rows_kernel(Epilogue<T> then, Index index, int64_t cols, T* out,
                                                                T* nll) {
   constexpr int kWarps = kThreads / kLanes;
   CROWDNAL_SHARED(T, warp_max, kWarps);
@@ -89,16 +95,16 @@ __global__ void __launch_bounds__(kThreads) finish_rows_kernel(MixInput<T> input
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   for (int64_t n = blockIdx.x; n < index.nnz; n += gridDim.x) {
     T* row = out + n * cols;
-    const int64_t i = index.item[n], y = input.label ? input.label[n] : 0;
+    const int64_t i = index.item[n], y = then.label ? then.label[n] : 0;
     CROWDNAL_ASSERT(0 <= y && y < cols);
     T highest = -INFINITY;
     for (int64_t k = threadIdx.x; k < cols; k += kThreads) {
-      const T h = input.blend(row[k], n, i, k, cols);
+      const T h = then.blend(row[k], n, i, k, cols);
       row[k] = h;
       if (k == y) target[0] = h;
       highest = h > highest ? h : highest;
     }
-    if (!input.label) continue;
+    if (!then.label) continue;
     highest = group_max<kLanes>(highest);
     if (lane == 0) warp_max[warp] = highest;
     __syncthreads();
@@ -123,18 +129,18 @@ __global__ void __launch_bounds__(kThreads) finish_rows_kernel(MixInput<T> input
 }
 
 // As `mix` of the CPU: out [nnz, cols]; with labels its softmax, and nll [nnz].
-template <class T>
-void mix(Context& context, const MixInput<T>& input, const Index& index, const Shape& shape, T* out, T* nll) {
+template <class T, class E>
+void mix(Context& context, const MixInput<T, E>& input, const Index& index, const Shape& shape, T* out, T* nll) {
   if (is_large(shape)) {
     multiply(context, input.scores, input.confusion, index, shape, out);
-    if (input.shared || input.label) {
-      launch(context, finish_rows_kernel<T>, index.nnz, kThreads, 0, input, index, shape.cols, out, nll);
+    if (input.then.shared || input.then.label) {
+      launch(context, finish_rows_kernel<T>, index.nnz, kThreads, 0, input.then, index, shape.cols, out, nll);
     }
     return;
   }
-  for_tier<T>(shape.cols, grain<T>(shape.rows | shape.cols, input.scores, input.confusion, out), [&](auto tier) {
+  for_tier<T>(shape.cols, grain(shape.rows | shape.cols, input.scores, input.confusion, out), [&](auto tier) {
     using L = decltype(tier);
-    launch(context, mix_kernel<T, L>, group_blocks<L::G>(index.nnz), kThreads, 0, input, index, shape, out, nll);
+    launch(context, mix_kernel<T, E, L>, group_blocks<L::G>(index.nnz), kThreads, 0, input, index, shape, out, nll);
   });
 }
 

@@ -10,13 +10,13 @@
 namespace crowdnal::cuda {
 
 // log p_i[k] A_r[y_n, k]
-template <class T>
+template <class T, class E>
 struct MixtureTerm {
   const T* log_probs;   // [B, classes]
   const int64_t* item;  // [nnz]
   int64_t num_items;
-  LogConfusion<T> rows;
-  int64_t grain() const { return rows.grain() | cuda::grain<T>(0, log_probs); }
+  LogConfusion<T, E> rows;
+  int64_t grain() const { return rows.grain() | cuda::grain(0, log_probs); }
   template <int V>
   __device__ void load(int64_t n, int64_t k, T* to) const {
     const int64_t i = item[n];
@@ -35,12 +35,12 @@ struct NegativeLog {
 };
 
 // posterior [nnz, classes], nll [nnz], loss [], log_norm [min(nnz, R), classes] ([0, classes] for kNone)
-template <class T>
-void mixture_link(Context& context, const T* log_probs, const T* confusion, const T* weight, const int64_t* label,
+template <class T, class E>
+void mixture_link(Context& context, const T* log_probs, const E* confusion, const T* weight, const int64_t* label,
                   const Index& index, const Shape& shape, Normalization kind, bool mean, T* loss, T* nll, T* posterior,
                   T* log_norm) {
-  const MixtureTerm<T> term{log_probs, index.item, index.num_items,
-                            normalize(context, confusion, label, index, shape, kind, log_norm)};
+  const MixtureTerm<T, E> term{log_probs, index.item, index.num_items,
+                               normalize(context, confusion, label, index, shape, kind, log_norm)};
   posteriors(context, term, NegativeLog<T>{nll}, index.nnz, shape.cols, posterior);
   weighted_sum(context, nll, weight, index.nnz, mean ? std::max<int64_t>(1, index.nnz) : 1, loss);
 }
@@ -53,8 +53,8 @@ struct MixtureRows {
 };
 
 // `grad`: -d output / d nll times the posterior. log_norm: that of the forward, or null to make it again.
-template <class T>
-void mixture_link_backward(Context& context, const GradRows<T>& grad, const T* confusion, const int64_t* label,
+template <class T, class E>
+void mixture_link_backward(Context& context, const GradRows<T>& grad, const E* confusion, const int64_t* label,
                            const T* log_norm, const Index& index, const Shape& shape, Normalization kind,
                            T* log_probs_grad, T* confusion_grad) {
   if (log_probs_grad) sum_items(context, grad, index, log_probs_grad);

@@ -27,9 +27,9 @@ __device__ T join_ways(T value, Array& shared, const Join& join) {
 }
 
 // log_norm[run, k] = log sum_y f(x[y, k]); 0 behind the last run.                          log_norm: [runs.most, classes]
-template <class T>
+template <class T, class E>
 __global__ void __launch_bounds__(kWays* kLanes)
-    log_norms_kernel(const T* confusion, Index index, Shape shape, Runs runs, Normalization kind, T* log_norm) {
+    log_norms_kernel(const E* confusion, Index index, Shape shape, Runs runs, Normalization kind, T* log_norm) {
   CROWDNAL_SHARED(T, shared, kWays * kLanes);
   const int way = threadIdx.x / kLanes;
   const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(kWays* kLanes)
     }
     const int64_t r = index.annotator[index.order[p]];
     CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
-    const T* x = confusion + r * labels * classes + k;
+    const E* x = confusion + r * labels * classes + k;
     T highest = -INFINITY;
     for (int64_t y = way; k < classes && y < labels; y += kWays) {
-      const T v = log_value(x[y * classes], kind);
+      const T v = log_value(T(x[y * classes]), kind);
       highest = v > highest ? v : highest;
     }
     highest = join_ways(highest, shared, [](T a, T b) { return b > a ? b : a; });
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kWays* kLanes)
     BlockSum<T> sum;
     int in_block = 0;
     for (int64_t y = way; k < classes && y < labels; y += kWays) {
-      sum.add(std::exp(log_value(x[y * classes], kind) - shift));
+      sum.add(std::exp(log_value(T(x[y * classes]), kind) - shift));
       if (++in_block % kBlock == 0) sum.close();
     }
     sum.close();
@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(kWays* kLanes)
 
 // In place, for the annotators who are present: the gradient for log A becomes that for x, slope (G - A sum_y G) with
 // slope = d log f / dx.                                                                      grad: [R, labels, classes]
-template <class T>
+template <class T, class E>
 __global__ void __launch_bounds__(kWays* kLanes)
-    normalization_grad_kernel(const T* confusion, const T* log_norm, Index index, Shape shape, Runs runs,
+    normalization_grad_kernel(const E* confusion, const T* log_norm, Index index, Shape shape, Runs runs,
                               Normalization kind, T* grad) {
   CROWDNAL_SHARED(T, shared, kWays * kLanes);
   const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
@@ -91,9 +91,9 @@ __global__ void __launch_bounds__(kWays* kLanes)
 }
 
 // What the rows of log A are made from; `log_norm` is not read for kNone.
-template <class T>
+template <class T, class E>
 struct LogConfusion {
-  const T* confusion;      // [R, labels, classes]
+  const E* confusion;      // [R, labels, classes]
   int64_t num_annotators, labels, classes;
   Normalization kind;
   const int64_t* annotator;  // [nnz]
@@ -101,7 +101,7 @@ struct LogConfusion {
   const int64_t* run;        // [nnz]
   const T* log_norm;         // [runs, classes]
 
-  int64_t grain() const { return cuda::grain<T>(classes, confusion, log_norm); }
+  int64_t grain() const { return cuda::grain(classes, confusion, log_norm); }
   template <int V>
   __device__ void load(int64_t n, int64_t k, T* to) const {
     const int64_t r = annotator[n], y = label[n];
@@ -120,14 +120,14 @@ inline int64_t most_runs(const Index& index, const Shape& shape, Normalization k
 }
 
 // Normalises the matrices of the batch into log_norm [min(nnz, R), classes], except for kNone.
-template <class T>
-LogConfusion<T> normalize(Context& context, const T* confusion, const int64_t* label, const Index& index,
-                          const Shape& shape, Normalization kind, T* log_norm) {
-  LogConfusion<T> out{confusion, shape.num_annotators, shape.rows, shape.cols, kind, index.annotator, label, nullptr,
-                      log_norm};
+template <class T, class E>
+LogConfusion<T, E> normalize(Context& context, const E* confusion, const int64_t* label, const Index& index,
+                             const Shape& shape, Normalization kind, T* log_norm) {
+  LogConfusion<T, E> out{confusion, shape.num_annotators, shape.rows, shape.cols, kind, index.annotator, label, nullptr,
+                         log_norm};
   if (kind == Normalization::kNone) return out;
   const Runs runs = find_runs(context, index, shape.num_annotators);
-  launch(context, log_norms_kernel<T>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, index,
+  launch(context, log_norms_kernel<T, E>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, index,
          shape, runs, kind, log_norm);
   out.run = runs.of;
   return out;
@@ -135,18 +135,18 @@ LogConfusion<T> normalize(Context& context, const T* confusion, const int64_t* l
 
 // The gradient `grad` [R, labels, classes] for log A in place to that for the stored confusion. log_norm: that of
 // `normalize`, or null to make it again.
-template <class T>
-void through_normalization(Context& context, const T* confusion, const T* log_norm, const Index& index,
+template <class T, class E>
+void through_normalization(Context& context, const E* confusion, const T* log_norm, const Index& index,
                            const Shape& shape, Normalization kind, T* grad) {
   if (kind == Normalization::kNone) return;
   const Runs runs = find_runs(context, index, shape.num_annotators);
   const int64_t blocks = runs.most * ceil_div(shape.cols, kLanes);
   if (!log_norm) {
     T* own = context.template scratch<T>(runs.most * shape.cols);
-    launch(context, log_norms_kernel<T>, blocks, kWays * kLanes, 0, confusion, index, shape, runs, kind, own);
+    launch(context, log_norms_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, index, shape, runs, kind, own);
     log_norm = own;
   }
-  launch(context, normalization_grad_kernel<T>, blocks, kWays * kLanes, 0, confusion, log_norm, index, shape, runs,
+  launch(context, normalization_grad_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, log_norm, index, shape, runs,
          kind, grad);
 }
 

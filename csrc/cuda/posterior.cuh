@@ -69,7 +69,7 @@ void posteriors(Context& context, const Term& term, const Done& done, int64_t co
     launch(context, long_posterior_kernel<T, Term, Done>, count, kThreads, 0, term, done, count, classes, posterior);
     return;
   }
-  for_tier<T>(classes, term.grain() | grain<T>(classes, posterior), [&](auto tier) {
+  for_tier<T>(classes, term.grain() | grain(classes, posterior), [&](auto tier) {
     using L = decltype(tier);
     launch(context, posterior_kernel<T, L, Term, Done>, group_blocks<L::G>(count), kThreads, 0, term, done, count,
            classes, posterior);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/half.h"
 #include "common/index.h"
 #include "cuda/launch.h"
 
@@ -55,10 +56,10 @@ template <int V, class T>
 struct alignas(V * sizeof(T)) Pack {
   T values[V];
 };
-template <int V, class T>
-__device__ void load(const T* from, T* to) {
-  const Pack<V, T> pack = *reinterpret_cast<const Pack<V, T>*>(from);
-  for (int v = 0; v < V; ++v) to[v] = pack.values[v];
+template <int V, class E, class T>
+__device__ void load(const E* from, T* to) {
+  const Pack<V, E> pack = *reinterpret_cast<const Pack<V, E>*>(from);
+  for (int v = 0; v < V; ++v) to[v] = static_cast<T>(pack.values[v]);
 }
 template <int V, class T>
 __device__ void store(const T* from, T* to) {
@@ -78,9 +79,9 @@ struct Tier {
 
 // Sets bit b if a row size or an address, in elements, is no multiple of all higher powers of two: `for_tier` reads what
 // lies at multiples of 2 or 4 in accesses of as many.
-template <class T, class... P>
-int64_t grain(int64_t size, const P*... at) {
-  return size | (0 | ... | static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) / sizeof(T)));
+template <class... E>
+int64_t grain(int64_t size, const E*... at) {
+  return size | (0 | ... | static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) / sizeof(E)));
 }
 
 // body(tier) for rows of at most 128 columns, whose sizes and addresses have this grain. Wide accesses are for single
