@@ -70,7 +70,7 @@ void joint_link_backward(Context& context, const T* grad_loss, const T* grad_nll
   launch(context, joint_grad_kernel<T>, ceil_div(size, kThreads), kThreads, 0, grad_loss, grad_nll, count, posterior,
          index, shape.cols, grad);
   if (!confusion_grad) return;
-  sum_labelled(context, ItemRows<T>{grad, shape.cols, index.item, weight}, label, index, shape, confusion_grad);
+  sum_labelled(context, item_rows<T>(grad, shape.cols, index.item, weight), label, index, shape, confusion_grad);
   through_normalization(context, confusion, log_norm, index, shape, kind, confusion_grad);
 }
 

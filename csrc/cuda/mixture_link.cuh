@@ -45,13 +45,6 @@ void mixture_link(Context& context, const T* log_probs, const T* confusion, cons
   weighted_sum(context, nll, weight, index.nnz, mean ? std::max<int64_t>(1, index.nnz) : 1, loss);
 }
 
-// The gradient of each annotation for its log joint.
-template <class T>
-struct MixtureRows {
-  GradRows<T> grad;  // values: the posterior
-  __device__ T operator()(int64_t n, int64_t k) const { return grad.value(n, grad.factor(n), -1, k); }
-};
-
 // `grad`: -d output / d nll times the posterior. log_norm: that of the forward, or null to make it again.
 template <class T>
 void mixture_link_backward(Context& context, const GradRows<T>& grad, const T* confusion, const int64_t* label,
@@ -59,7 +52,7 @@ void mixture_link_backward(Context& context, const GradRows<T>& grad, const T* c
                            T* log_probs_grad, T* confusion_grad) {
   if (log_probs_grad) sum_items(context, grad, index, log_probs_grad);
   if (!confusion_grad) return;
-  sum_labelled(context, MixtureRows<T>{grad}, label, index, shape, confusion_grad);
+  sum_labelled(context, grad, label, index, shape, confusion_grad);
   through_normalization(context, confusion, log_norm, index, shape, kind, confusion_grad);
 }
 

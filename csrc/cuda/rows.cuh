@@ -16,12 +16,12 @@ constexpr int kLanes = 32;
 // Terms are summed in blocks of this many before they join a running total.
 constexpr int kBlock = 32;
 
-// Rows n = u_n values_n or, with labels, u_n (values_n - onehot(label_n)): the gradient of the softmax link, made where
+// Rows n = u_n values_row(n) or, with labels, u_n (values_row(n) - onehot(label_n)): the gradient of the softmax link, made where
 // it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n), of which mixing_n
 // belongs to the shared term (`share`) and the rest to the annotator's.
 template <class T>
 struct GradRows {
-  const T* values;                   // [nnz, cols]
+  const T* values;                   // [nnz, cols] or [B, cols]
   int64_t cols;
   const int64_t* label = nullptr;    // [nnz] or null
   const T* weight = nullptr;         // [nnz] or null (1)
@@ -32,6 +32,7 @@ struct GradRows {
   T sign = T(1);
   const T* mixing = nullptr;         // [nnz] or null
   bool share = false;
+  const int64_t* item = nullptr;     // [nnz] or null: row(n) = item_n, else n
 
   // Reads the scale: once a thread, not once a row.
   __device__ void fix_scale() {
@@ -44,8 +45,13 @@ struct GradRows {
     return mixing ? u * (share ? mixing[n] : T(1) - mixing[n]) : u;
   }
   __device__ int64_t label_of(int64_t n) const { return label ? label[n] : -1; }
-  __device__ T value(int64_t n, T factor, int64_t label, int64_t k) const {
-    const T v = values[n * cols + k];
+  __device__ int64_t row_of(int64_t n, int64_t num_items) const {
+    if (!item) return n;
+    CROWDNAL_ASSERT(0 <= item[n] && item[n] < num_items);
+    return item[n];
+  }
+  __device__ T value(int64_t row, T factor, int64_t label, int64_t k) const {
+    const T v = values[row * cols + k];
     return factor * (k == label ? v - T(1) : v);
   }
 };
