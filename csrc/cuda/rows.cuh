@@ -13,6 +13,8 @@ namespace crowdnal::cuda {
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kLanes = 32;
 
+constexpr int kThreads = 128;  // of a block
+
 // Terms are summed in blocks of this many before they join a running total.
 constexpr int kBlock = 32;
 
@@ -156,8 +158,35 @@ __device__ T group_softmax(T (&h)[L::kOwn], int cols) {
   return shift + std::log(sum);
 }
 
-// Threads of a block, and the blocks for `count` groups of G of them.
-constexpr int kThreads = 128;
+// As `group_softmax`, of a row in memory, by a block of kThreads: each reads only what it wrote there, of which `highest`
+// is the largest.
+template <class T>
+__device__ T block_softmax(T* row, int64_t cols, T highest) {
+  constexpr int kWarps = kThreads / kLanes;
+  CROWDNAL_SHARED(T, warp_max, kWarps);
+  CROWDNAL_SHARED(T, warp_sum, kWarps);
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  highest = group_max<kLanes>(highest);
+  if (lane == 0) warp_max[warp] = highest;
+  __syncthreads();
+  for (int w = 0; w < kWarps; ++w) highest = warp_max[w] > highest ? T(warp_max[w]) : highest;
+  const T shift = highest == T(-INFINITY) ? T(0) : highest;
+  T sum = T(0);
+  for (int64_t k = threadIdx.x; k < cols; k += kThreads) {
+    row[k] = std::exp(row[k] - shift);
+    sum += row[k];
+  }
+  sum = group_sum<kLanes>(sum);
+  if (lane == 0) warp_sum[warp] = sum;
+  __syncthreads();
+  sum = T(0);
+  for (int w = 0; w < kWarps; ++w) sum += warp_sum[w];
+  const T scale = sum > T(0) ? T(1) / sum : T(1);
+  for (int64_t k = threadIdx.x; k < cols; k += kThreads) row[k] *= scale;
+  return shift + std::log(sum);
+}
+
+// Blocks for `count` groups of G threads.
 template <int G>
 int64_t group_blocks(int64_t count) {
   return ceil_div(count, kThreads / G);
