@@ -1,7 +1,7 @@
 """The ops: their schemas, the native library, and what torch must know of them (fake tensors, autocast).
 
 Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz]; only
-`em_step`, which has no derivatives, needs neither item nor order; nor does `select` have any of its own.
+`em_step`, which has no derivatives, needs no item, and an order only on CUDA; nor does `select` have any of its own.
 `MATRICES` may be in half precision, on every device: they are read as they are stored, and all else is float32 then.
 The schemas stand here, and not in C++, so that they exist without the native library too: the kernels of the
 library take precedence on their device, `crowdnal.reference` serves every other one.
@@ -42,7 +42,7 @@ SCHEMAS = {
     "counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, SymInt num_labels) "
     "-> Tensor",
     "em_step": "(Tensor? log_prior, Tensor log_confusion, Tensor? weight, Tensor indptr, Tensor annotator, "
-    "Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts, Tensor totals)",
+    "Tensor? order, Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts, Tensor totals)",
     "joint_link": f"(Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior, Tensor log_norm)",
     "joint_link_backward": f"({_GRADS}, Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
@@ -188,7 +188,7 @@ def _(values, weight, indptr, item, annotator, order, label, num_annotators, num
 
 
 @torch.library.register_fake("crowdnal::em_step", lib=_library)
-def _(log_prior, log_confusion, weight, indptr, annotator, label):  # type: ignore[no-untyped-def]
+def _(log_prior, log_confusion, weight, indptr, annotator, order, label):  # type: ignore[no-untyped-def]
     posterior = _empty(log_confusion, indptr.shape[0] - 1, log_confusion.shape[2])
     counts, totals = _empty(log_confusion, *log_confusion.shape), _empty(log_confusion, log_confusion.shape[2])
     return _empty(log_confusion), posterior, counts, totals

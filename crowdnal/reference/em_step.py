@@ -16,13 +16,15 @@ def em_step(
     weight: Tensor | None,
     indptr: Tensor,
     annotator: Tensor,
+    order: Tensor | None,
     label: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss [] (sum of nll) and posterior [N, C] of `joint_link`, and the sums that an M-step needs.
 
     These are the `counts` [R, K, C] of the posterior, and its totals [C] over the items with a positive weight.
 
-    No derivatives. log_prior is [N, C], or [1, C] for all items. Without it EM starts: the posterior is the items'
+    No derivatives. order is for the kernels of CUDA, which need it: one that is kept is cheaper than to sort in each
+    call. log_prior is [N, C], or [1, C] for all items. Without it EM starts: the posterior is the items'
     shares of the votes (uniform without votes), the loss 0; of log_confusion only the shape is used, with C = K.
     """
     rows = torch.arange(indptr.shape[0] - 1, device=indptr.device)

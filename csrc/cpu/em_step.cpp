@@ -113,7 +113,8 @@ CROWDNAL_CLONES bool run_step(const Step<T>& step, int64_t begin, int64_t end, c
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
                                                       OptionalTensor weight, const Tensor& indptr,
-                                                      const Tensor& annotator, const Tensor& label) {
+                                                      const Tensor& annotator, OptionalTensor /*order*/,
+                                                      const Tensor& label) {
   const Tensor stored = check_confusion(log_confusion);
   const Shape shape = shape_of(stored);
   const int64_t nnz = annotator.size(0), num_items = indptr.size(0) - 1;

@@ -98,7 +98,8 @@ namespace {
 // The shortest way to a tensor: torch::stable::empty looks its op up by name.
 Tensor allocate(int64_t dims, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
   return Tensor(handle);
 }
 
@@ -131,7 +132,8 @@ Tensor widened(const Tensor& matrices, const int64_t* owner, int64_t count) {
     if (!seen[owner[n]]) owners.push_back(owner[n]);
     seen[owner[n]] = true;
   }
-  matrices.scalar_type() == ScalarType::Half ? widen<Half>(matrices, owners, size, out) : widen<BFloat16>(matrices, owners, size, out);
+  const auto to_float = matrices.scalar_type() == ScalarType::Half ? widen<Half> : widen<BFloat16>;
+  to_float(matrices, owners, size, out);
   return out;
 }
 

@@ -9,13 +9,13 @@
 namespace crowdnal::cuda {
 
 // log prior_i[k] + evidence
-template <class T, class E>
+template <class T, class Rows>
 struct JointTerm {
   const T* prior;  // [B, classes], or one row for all items
   bool shared;
   const T* weight;  // [nnz] or null
   Index index;
-  LogConfusion<T, E> rows;
+  Rows rows;
   int64_t grain() const { return rows.grain() | cuda::grain(0, prior); }
   template <int V>
   __device__ void load(int64_t i, int64_t k, T* to) const {
@@ -39,9 +39,10 @@ template <class T, class E>
 void joint_link(Context& context, const T* log_prior, bool shared, const E* confusion, const T* weight,
                 const int64_t* label, const Index& index, const Shape& shape, Normalization kind, bool mean, T* loss,
                 T* nll, T* posterior, T* log_norm) {
-  const JointTerm<T, E> term{log_prior, shared, weight, index,
-                             normalize(context, confusion, label, index, shape, kind, log_norm)};
-  posteriors(context, term, ItemNegativeLog<T>{nll, index.indptr}, index.num_items, shape.cols, posterior);
+  with_normalized(context, confusion, label, index, shape, kind, log_norm, [&](auto rows) {
+    const JointTerm<T, decltype(rows)> term{log_prior, shared, weight, index, rows};
+    posteriors(context, term, ItemNegativeLog<T>{nll, index.indptr}, index.num_items, shape.cols, posterior);
+  });
   const double* count = mean ? count_annotated(context, index) : nullptr;
   sum_values(context, nll, static_cast<const T*>(nullptr), index.num_items, 1, count, loss);
 }
@@ -70,7 +71,7 @@ void joint_link_backward(Context& context, const T* grad_loss, const T* grad_nll
   launch(context, joint_grad_kernel<T>, ceil_div(size, kThreads), kThreads, 0, grad_loss, grad_nll, count, posterior,
          index, shape.cols, grad);
   if (!confusion_grad) return;
-  sum_labelled(context, ItemRows<T>{grad, shape.cols, index.item, weight}, label, index, shape, confusion_grad);
+  sum_labelled(context, item_rows<T>(grad, shape.cols, index.item, weight), label, index, shape, confusion_grad);
   through_normalization(context, confusion, log_norm, index, shape, kind, confusion_grad);
 }
 

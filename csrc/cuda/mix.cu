@@ -22,7 +22,8 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
   dispatch_stored(confusion, [&](auto zero) {
     using E = decltype(zero);
     using T = Accumulate<E>;
-    const MixInput<T, E> input{op.values<T>(scores, "scores", {index.num_items, shape.rows}), op.matrices<E>(confusion)};
+    const MixInput<T, E> input{op.values<T>(scores, "scores", {index.num_items, shape.rows}),
+                               op.matrices<E>(confusion)};
     mix(op, input, index, shape, output<T>(out), static_cast<T*>(nullptr));
   });
   return out;

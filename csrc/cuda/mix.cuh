@@ -88,11 +88,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads) finish_rows_kernel(Epilogue<T> then, Index index, int64_t cols, T* out,
                                                                T* nll) {
-  constexpr int kWarps = kThreads / kLanes;
-  CROWDNAL_SHARED(T, warp_max, kWarps);
-  CROWDNAL_SHARED(T, warp_sum, kWarps);
   CROWDNAL_SHARED(T, target, 1);
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   for (int64_t n = blockIdx.x; n < index.nnz; n += gridDim.x) {
     T* row = out + n * cols;
     const int64_t i = index.item[n], y = then.label ? then.label[n] : 0;
@@ -105,26 +101,9 @@ __global__ void __launch_bounds__(kThreads) finish_rows_kernel(Epilogue<T> then,
       highest = h > highest ? h : highest;
     }
     if (!then.label) continue;
-    highest = group_max<kLanes>(highest);
-    if (lane == 0) warp_max[warp] = highest;
-    __syncthreads();
-    for (int w = 0; w < kWarps; ++w) highest = warp_max[w] > highest ? T(warp_max[w]) : highest;
-    const T shift = highest == T(-INFINITY) ? T(0) : highest;
-    T sum = T(0);
-    for (int64_t k = threadIdx.x; k < cols; k += kThreads) {
-      row[k] = std::exp(row[k] - shift);
-      sum += row[k];
-    }
-    sum = group_sum<kLanes>(sum);
-    if (lane == 0) warp_sum[warp] = sum;
-    __syncthreads();
-    sum = T(0);
-    for (int w = 0; w < kWarps; ++w) sum += warp_sum[w];
-    if (sum > T(0)) {
-      for (int64_t k = threadIdx.x; k < cols; k += kThreads) row[k] /= sum;
-    }
-    if (threadIdx.x == 0) nll[n] = shift + std::log(sum) - target[0];
-    __syncthreads();  // the next row uses the same shared memory
+    const T log_sum = block_softmax(row, cols, highest);
+    if (threadIdx.x == 0) nll[n] = log_sum - target[0];
+    __syncthreads();  // the next row has another target
   }
 }
 

@@ -1,4 +1,4 @@
-// What mix.cu compiles and softmax_link.cu only uses: included with CROWDNAL_TEMPLATE as `template`, or `extern template`.
+// What mix.cu compiles and softmax_link.cu only uses: CROWDNAL_TEMPLATE is `template` there, `extern template` here.
 #define CROWDNAL_ROWS(T) \
   CROWDNAL_TEMPLATE void mix_annotators(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);
 #define CROWDNAL_MATRICES(T, E)                                                                           \

@@ -27,20 +27,19 @@ __device__ T join_ways(T value, Array& shared, const Join& join) {
 }
 
 // log_norm[run, k] = log sum_y f(x[y, k]); 0 behind the last run.                          log_norm: [runs.most, classes]
+// log_a: log A of those present [R, labels, classes], if it is wanted.
 template <class T, class E>
 __global__ void __launch_bounds__(kWays* kLanes)
-    log_norms_kernel(const E* confusion, Index index, Shape shape, Runs runs, Normalization kind, T* log_norm) {
+    log_norms_kernel(const E* confusion, Shape shape, Runs runs, Normalization kind, T* log_norm, T* log_a) {
   CROWDNAL_SHARED(T, shared, kWays * kLanes);
   const int way = threadIdx.x / kLanes;
   const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
   for (int64_t unit = blockIdx.x; unit < runs.most * tiles; unit += gridDim.x) {
-    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, p = runs.begin[run];
-    if (p == index.nnz) {
+    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, r = runs.annotator[run];
+    if (r < 0) {
       if (way == 0 && k < classes) log_norm[run * classes + k] = T(0);
       continue;
     }
-    const int64_t r = index.annotator[index.order[p]];
-    CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
     const E* x = confusion + r * labels * classes + k;
     T highest = -INFINITY;
     for (int64_t y = way; k < classes && y < labels; y += kWays) {
@@ -57,7 +56,11 @@ __global__ void __launch_bounds__(kWays* kLanes)
     }
     sum.close();
     const T total = join_ways(sum.total, shared, [](T a, T b) { return a + b; });
-    if (way == 0 && k < classes) log_norm[run * classes + k] = shift + std::log(total);
+    const T norm = shift + std::log(total);
+    if (way == 0 && k < classes) log_norm[run * classes + k] = norm;
+    for (int64_t y = way; log_a && k < classes && y < labels; y += kWays) {
+      log_a[(r * labels + y) * classes + k] = log_value(T(x[y * classes]), kind) - norm;
+    }
   }
 }
 
@@ -65,14 +68,14 @@ __global__ void __launch_bounds__(kWays* kLanes)
 // slope = d log f / dx.                                                                      grad: [R, labels, classes]
 template <class T, class E>
 __global__ void __launch_bounds__(kWays* kLanes)
-    normalization_grad_kernel(const E* confusion, const T* log_norm, Index index, Shape shape, Runs runs,
-                              Normalization kind, T* grad) {
+    normalization_grad_kernel(const E* confusion, const T* log_norm, Shape shape, Runs runs, Normalization kind,
+                              T* grad) {
   CROWDNAL_SHARED(T, shared, kWays * kLanes);
   const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
   for (int64_t unit = blockIdx.x; unit < runs.most * tiles; unit += gridDim.x) {
-    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, p = runs.begin[run];
-    if (p == index.nnz) continue;
-    const int64_t first = index.annotator[index.order[p]] * labels * classes + k;
+    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, r = runs.annotator[run];
+    if (r < 0) continue;
+    const int64_t first = r * labels * classes + k;
     BlockSum<T> sum;
     int in_block = 0;
     for (int64_t y = threadIdx.x / kLanes; k < classes && y < labels; y += kWays) {
@@ -98,7 +101,7 @@ struct LogConfusion {
   Normalization kind;
   const int64_t* annotator;  // [nnz]
   const int64_t* label;      // [nnz]
-  const int64_t* run;        // [nnz]
+  const int64_t* run;        // [R]
   const T* log_norm;         // [runs, classes]
 
   int64_t grain() const { return cuda::grain(classes, confusion, log_norm); }
@@ -109,7 +112,7 @@ struct LogConfusion {
     cuda::load<V>(confusion + (r * labels + y) * classes + k, to);
     if (kind == Normalization::kNone) return;
     T norm[V];
-    cuda::load<V>(log_norm + run[n] * classes + k, norm);
+    cuda::load<V>(log_norm + run[r] * classes + k, norm);
     for (int v = 0; v < V; ++v) to[v] = log_value(to[v], kind) - norm[v];
   }
 };
@@ -119,22 +122,28 @@ inline int64_t most_runs(const Index& index, const Shape& shape, Normalization k
   return kind == Normalization::kNone ? 0 : std::min(index.nnz, shape.num_annotators);
 }
 
-// Normalises the matrices of the batch into log_norm [min(nnz, R), classes], except for kNone.
-template <class T, class E>
-LogConfusion<T, E> normalize(Context& context, const E* confusion, const int64_t* label, const Index& index,
-                             const Shape& shape, Normalization kind, T* log_norm) {
-  LogConfusion<T, E> out{confusion, shape.num_annotators, shape.rows, shape.cols, kind, index.annotator, label, nullptr,
-                         log_norm};
-  if (kind == Normalization::kNone) return out;
+// body(rows of log A), the matrices of the batch normalised into log_norm [min(nnz, R), classes], except for kNone.
+template <class T, class E, class Body>
+void with_normalized(Context& context, const E* confusion, const int64_t* label, const Index& index, const Shape& shape,
+                     Normalization kind, T* log_norm, const Body& body) {
+  LogConfusion<T, E> rows{confusion, shape.num_annotators, shape.rows, shape.cols, kind, index.annotator, label, nullptr,
+                          log_norm};
+  if (kind == Normalization::kNone) return body(rows);
   const Runs runs = find_runs(context, index, shape.num_annotators);
-  launch(context, log_norms_kernel<T, E>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, index,
-         shape, runs, kind, log_norm);
-  out.run = runs.of;
-  return out;
+  T* log_a = nullptr;  // where a row is read more than once
+  if (shape.num_annotators * shape.rows <= index.nnz) {
+    log_a = context.template scratch<T>(shape.num_annotators * shape.matrix());
+  }
+  launch(context, log_norms_kernel<T, E>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, shape,
+         runs, kind, log_norm, log_a);
+  rows.run = runs.of;
+  if (!log_a) return body(rows);
+  body(LogConfusion<T, T>{log_a, shape.num_annotators, shape.rows, shape.cols, Normalization::kNone, index.annotator,
+                          label, nullptr, log_norm});
 }
 
 // The gradient `grad` [R, labels, classes] for log A in place to that for the stored confusion. log_norm: that of
-// `normalize`, or null to make it again.
+// `with_normalized`, or null to make it again.
 template <class T, class E>
 void through_normalization(Context& context, const E* confusion, const T* log_norm, const Index& index,
                            const Shape& shape, Normalization kind, T* grad) {
@@ -143,11 +152,12 @@ void through_normalization(Context& context, const E* confusion, const T* log_no
   const int64_t blocks = runs.most * ceil_div(shape.cols, kLanes);
   if (!log_norm) {
     T* own = context.template scratch<T>(runs.most * shape.cols);
-    launch(context, log_norms_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, index, shape, runs, kind, own);
+    launch(context, log_norms_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, shape, runs, kind, own,
+           static_cast<T*>(nullptr));
     log_norm = own;
   }
-  launch(context, normalization_grad_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, log_norm, index, shape, runs,
-         kind, grad);
+  launch(context, normalization_grad_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, log_norm, shape, runs, kind,
+         grad);
 }
 
 }  // namespace crowdnal::cuda

@@ -7,7 +7,8 @@ namespace crowdnal::cuda {
 namespace {
 
 template <class T, class E>
-Pairs<T, E> pairs_of(Op& op, const Tensor& difficulty, const Tensor& competence, const Index& index, const Tensor& label) {
+Pairs<T, E> pairs_of(Op& op, const Tensor& difficulty, const Tensor& competence, const Index& index,
+                     const Tensor& label) {
   const int64_t annotators = competence.size(0), classes = competence.size(1), labels = competence.size(2),
                 latents = competence.size(3);
   return {op.stored<E>(difficulty, "difficulty", {index.num_items, classes, labels, latents}),

@@ -7,7 +7,7 @@
 namespace crowdnal::cuda {
 
 template <class T, class L, class Term, class Done>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, L::kPer > 1 ? 5 : 8)
     posterior_kernel(Term term, Done done, int64_t count, int64_t classes, T* posterior) {
   constexpr int kGroups = kThreads / L::G, V = L::V;
   const int cols = static_cast<int>(classes);
@@ -27,12 +27,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // The row lies in `posterior` meanwhile; each thread reads only what it wrote.
 template <class T, class Term, class Done>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     long_posterior_kernel(Term term, Done done, int64_t count, int64_t classes, T* posterior) {
-  constexpr int kWarps = kThreads / kLanes;
-  CROWDNAL_SHARED(T, warp_max, kWarps);
-  CROWDNAL_SHARED(T, warp_sum, kWarps);
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
     T* out = posterior + row * classes;
     T highest = -INFINITY;
@@ -42,24 +38,8 @@ __global__ void __launch_bounds__(kThreads)
       out[k] = t;
       highest = t > highest ? t : highest;
     }
-    highest = group_max<kLanes>(highest);
-    if (lane == 0) warp_max[warp] = highest;
-    __syncthreads();
-    for (int w = 0; w < kWarps; ++w) highest = warp_max[w] > highest ? T(warp_max[w]) : highest;
-    const T shift = highest == T(-INFINITY) ? T(0) : highest;
-    T sum = T(0);
-    for (int64_t k = threadIdx.x; k < classes; k += kThreads) {
-      out[k] = std::exp(out[k] - shift);
-      sum += out[k];
-    }
-    sum = group_sum<kLanes>(sum);
-    if (lane == 0) warp_sum[warp] = sum;
-    __syncthreads();
-    sum = T(0);
-    for (int w = 0; w < kWarps; ++w) sum += warp_sum[w];
-    for (int64_t k = threadIdx.x; sum > T(0) && k < classes; k += kThreads) out[k] /= sum;
-    if (threadIdx.x == 0) done(row, shift + std::log(sum));
-    __syncthreads();  // the next row uses the same shared memory
+    const T log_sum = block_softmax(out, classes, highest);
+    if (threadIdx.x == 0) done(row, log_sum);
   }
 }
 

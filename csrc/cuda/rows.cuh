@@ -14,15 +14,17 @@ namespace crowdnal::cuda {
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kLanes = 32;
 
+constexpr int kThreads = 128;  // of a block
+
 // Terms are summed in blocks of this many before they join a running total.
 constexpr int kBlock = 32;
 
-// Rows n = u_n values_n or, with labels, u_n (values_n - onehot(label_n)): the gradient of the softmax link, made where
+// Rows n = u_n values_row(n) or, with labels, u_n (values_row(n) - onehot(label_n)): the gradient of the softmax link, made where
 // it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n), of which mixing_n
 // belongs to the shared term (`share`) and the rest to the annotator's.
 template <class T>
 struct GradRows {
-  const T* values;                   // [nnz, cols]
+  const T* values;                   // [nnz, cols] or [B, cols]
   int64_t cols;
   const int64_t* label = nullptr;    // [nnz] or null
   const T* weight = nullptr;         // [nnz] or null (1)
@@ -33,6 +35,7 @@ struct GradRows {
   T sign = T(1);
   const T* mixing = nullptr;         // [nnz] or null
   bool share = false;
+  const int64_t* item = nullptr;     // [nnz] or null: row(n) = item_n, else n
 
   // Reads the scale: once a thread, not once a row.
   __device__ void fix_scale() {
@@ -45,8 +48,13 @@ struct GradRows {
     return mixing ? u * (share ? mixing[n] : T(1) - mixing[n]) : u;
   }
   __device__ int64_t label_of(int64_t n) const { return label ? label[n] : -1; }
-  __device__ T value(int64_t n, T factor, int64_t label, int64_t k) const {
-    const T v = values[n * cols + k];
+  __device__ int64_t row_of(int64_t n, int64_t num_items) const {
+    if (!item) return n;
+    CROWDNAL_ASSERT(0 <= item[n] && item[n] < num_items);
+    return item[n];
+  }
+  __device__ T value(int64_t row, T factor, int64_t label, int64_t k) const {
+    const T v = values[row * cols + k];
     return factor * (k == label ? v - T(1) : v);
   }
 };
@@ -151,8 +159,35 @@ __device__ T group_softmax(T (&h)[L::kOwn], int cols) {
   return shift + std::log(sum);
 }
 
-// Threads of a block, and the blocks for `count` groups of G of them.
-constexpr int kThreads = 128;
+// As `group_softmax`, of a row in memory, by a block of kThreads: each reads only what it wrote there, of which `highest`
+// is the largest.
+template <class T>
+__device__ T block_softmax(T* row, int64_t cols, T highest) {
+  constexpr int kWarps = kThreads / kLanes;
+  CROWDNAL_SHARED(T, warp_max, kWarps);
+  CROWDNAL_SHARED(T, warp_sum, kWarps);
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  highest = group_max<kLanes>(highest);
+  if (lane == 0) warp_max[warp] = highest;
+  __syncthreads();
+  for (int w = 0; w < kWarps; ++w) highest = warp_max[w] > highest ? T(warp_max[w]) : highest;
+  const T shift = highest == T(-INFINITY) ? T(0) : highest;
+  T sum = T(0);
+  for (int64_t k = threadIdx.x; k < cols; k += kThreads) {
+    row[k] = std::exp(row[k] - shift);
+    sum += row[k];
+  }
+  sum = group_sum<kLanes>(sum);
+  if (lane == 0) warp_sum[warp] = sum;
+  __syncthreads();
+  sum = T(0);
+  for (int w = 0; w < kWarps; ++w) sum += warp_sum[w];
+  const T scale = sum > T(0) ? T(1) / sum : T(1);
+  for (int64_t k = threadIdx.x; k < cols; k += kThreads) row[k] *= scale;
+  return shift + std::log(sum);
+}
+
+// Blocks for `count` groups of G threads.
 template <int G>
 int64_t group_blocks(int64_t count) {
   return ceil_div(count, kThreads / G);

@@ -15,7 +15,7 @@ using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <class T, class E>
 MixInput<T, E> input_of(Op& op, const Tensor& scores, const Tensor& confusion, const OptionalTensor& shared,
-                     const OptionalTensor& mixing, const int64_t* labels, const Index& index, const Shape& shape) {
+                        const OptionalTensor& mixing, const int64_t* labels, const Index& index, const Shape& shape) {
   STD_TORCH_CHECK(shared || !mixing, "crowdnal: mixing needs shared");
   return {op.values<T>(scores, "scores", {index.num_items, shape.rows}), op.matrices<E>(confusion),
           {op.values<T>(shared, "shared", {index.num_items, shape.cols}), op.values<T>(mixing, "mixing", {index.nnz}),

@@ -10,8 +10,8 @@ namespace crowdnal::cuda {
 
 // probs [nnz, cols], nll [nnz], loss []
 template <class T, class E>
-void softmax_link(Context& context, const MixInput<T, E>& input, const T* weight, const Index& index, const Shape& shape,
-                  bool mean, T* loss, T* nll, T* probs) {
+void softmax_link(Context& context, const MixInput<T, E>& input, const T* weight, const Index& index,
+                  const Shape& shape, bool mean, T* loss, T* nll, T* probs) {
   mix(context, input, index, shape, probs, nll);
   weighted_sum(context, nll, weight, index.nnz, mean ? std::max<int64_t>(1, index.nnz) : 1, loss);
 }

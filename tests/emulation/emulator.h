@@ -71,6 +71,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, emulator::Site site 
   for (int j = 0; j < emulator::kWarp; ++j) out |= (mask >> j & 1 && all[j] ? 1u : 0u) << j;
   return out;
 }
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // The launch seam of csrc/cuda/launch.h
