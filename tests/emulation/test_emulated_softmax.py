@@ -144,11 +144,11 @@ def test_launchers_refuse_wrong_arguments(emulated: Emulated, position: int, cha
         emulated.op("mix_annotators")(*args)
 
 
-def test_launchers_take_any_layout_and_refuse_half_precision(emulated: Emulated) -> None:
+def test_launchers_take_any_layout_and_refuse_scores_in_half_precision(emulated: Emulated) -> None:
     for name in NAMES:
         for args in arguments(make_problem(6, 4, 3, 5, 4, seed=2), name):
             op_checks.check_layouts(emulated.op(name), args)
-    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix")[0]
-    half = tuple(a.half() if a.is_floating_point() else a for a in args)
-    with pytest.raises(RuntimeError, match="float32 or float64"):
-        emulated.op("mix")(*half)
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix_annotators")[0]
+    half = tuple(a.half() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
+    with pytest.raises(RuntimeError, match="scores must have the dtype|float32 or float64"):
+        emulated.op("mix_annotators")(*half)
