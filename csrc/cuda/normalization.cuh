@@ -131,7 +131,9 @@ LogConfusion<T> normalize(Context& context, const T* confusion, const int64_t* l
   if (kind == Normalization::kNone) return out;
   const Runs runs = find_runs(context, index, shape.num_annotators);
   T* log_a = nullptr;  // where a row is read more than once
-  if (shape.num_annotators * shape.rows <= index.nnz) log_a = context.template scratch<T>(shape.num_annotators * shape.matrix());
+  if (shape.num_annotators * shape.rows <= index.nnz) {
+    log_a = context.template scratch<T>(shape.num_annotators * shape.matrix());
+  }
   launch(context, log_norms_kernel<T>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, shape,
          runs, kind, log_norm, log_a);
   out.run = runs.of;
@@ -156,7 +158,8 @@ void through_normalization(Context& context, const T* confusion, const T* log_no
            static_cast<T*>(nullptr));
     log_norm = own;
   }
-  launch(context, normalization_grad_kernel<T>, blocks, kWays * kLanes, 0, confusion, log_norm, shape, runs, kind, grad);
+  launch(context, normalization_grad_kernel<T>, blocks, kWays * kLanes, 0, confusion, log_norm, shape, runs, kind,
+         grad);
 }
 
 }  // namespace crowdnal::cuda

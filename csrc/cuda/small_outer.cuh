@@ -52,8 +52,8 @@ struct Fetched {
   T factor;
 };
 
-// to[at + j width + d] = what `row(j, d, ..)` loads, for V numbers at a time of `count` rows, by a warp: several loads on
-// their way from memory at a time.
+// to[at + j width + d] = what `row(j, d, ..)` loads, for V numbers at a time of `count` rows, by a warp: several loads
+// on their way from memory at a time.
 template <class T, int V, class Array, class Row>
 __device__ void stage(Array& to, int at, int count, int width, const Row& row) {
   constexpr int kAhead = 5;
@@ -78,9 +78,9 @@ __device__ void stage(Array& to, int at, int count, int width, const Row& row) {
 
 constexpr int kStaged = 1024;  // numbers of rows that a warp has at hand
 
-// A warp a chunk, a lane kDown x kAcross elements of the matrix. The warp fetches the rows of a batch of annotations side
-// by side, so that their ways from memory overlap, and then multiplies what it has. Rows are padded to whole elements of
-// lanes, with numbers that no element asked for depends on.
+// A warp a chunk, a lane kDown x kAcross elements of the matrix. The warp fetches the rows of a batch of annotations
+// side by side, so that their ways from memory overlap, and then multiplies what it has. Rows are padded to whole
+// elements of lanes, with numbers that no element asked for depends on.
 template <class T, int kDown, int kAcross, int V, class Left>
 __global__ void __launch_bounds__(kThreads, sizeof(T) > 4 ? (kDown * kAcross > 8 ? 3 : 4) : kDown * kAcross > 4 ? 5 : 8)
     small_outer_kernel(Left left, GradRows<T> right, Index index, Shape shape, Chunks chunks, T* out, T* slots) {
@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) > 4 ? (kDown * kAcross > 8
   const int z0 = warp * kStaged, g0 = z0 + batch * down;
   const int z_lane = z0 + (a0 < down ? a0 : 0), g_lane = g0 + b0;
   right.fix_scale();
-  for (int64_t chunk = int64_t(blockIdx.x) * kWarps + warp; chunk < chunks.count; chunk += int64_t(gridDim.x) * kWarps) {
+  for (int64_t chunk = int64_t(blockIdx.x) * kWarps + warp; chunk < chunks.count;
+       chunk += int64_t(gridDim.x) * kWarps) {
     const int64_t first = chunk * chunks.size;
     const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
     int64_t owner = index.annotator[index.order[first]];
