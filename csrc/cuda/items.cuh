@@ -36,7 +36,7 @@ template <class T, class E, class L>
 __global__ void __launch_bounds__(kThreads, 5)
     mix_items_kernel(GradRows<T> grad, const E* confusion, Index index, Shape shape, T* out) {
   constexpr int kGroups = kThreads / L::G, V = L::V;
-  constexpr int kRows = L::kWidth <= 8 || L::kPer > 1 || sizeof(T) > 4 ? 8 : 16;  // sums of a lane
+  constexpr int kRows = L::kWidth <= 8 || L::kPer > 2 || sizeof(T) > 4 ? 8 : 16;  // sums of a lane
   constexpr int kPiece = V == 4 ? 2 : 4;                                          // rows on their way at a time
   constexpr int kClose = L::kOwn < kBlock ? kBlock / L::kOwn : 1;                 // annotations a block of terms
   CROWDNAL_SHARED(int64_t, who, kThreads);

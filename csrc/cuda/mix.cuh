@@ -34,10 +34,13 @@ __device__ void finish_row(T (&h)[L::kOwn], int64_t n, bool active, const int64_
   const int64_t y = active ? label[n] : 0;
   CROWDNAL_ASSERT(0 <= y && y < cols);
   T target = T(0);
-  for (int t = 0; t < L::kOwn; ++t) target = L::column_of(t) == static_cast<int>(y) ? h[t] : target;
-  target = group_sum<L::G>(target);
+  bool owns = false;
+  for (int t = 0; t < L::kOwn; ++t) {
+    owns = owns || L::column_of(t) == static_cast<int>(y);
+    target = L::column_of(t) == static_cast<int>(y) ? h[t] : target;
+  }
   const T log_sum = group_softmax<L>(h, cols);
-  if (active && threadIdx.x % L::G == 0) nll[n] = log_sum - target;
+  if (active && owns) nll[n] = log_sum - target;
 }
 
 template <class T, class E, class L>
@@ -53,22 +56,23 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t i = index.item[n], r = index.annotator[n];
       CROWDNAL_ASSERT(0 <= i && i < index.num_items && 0 <= r && r < shape.num_annotators);
       const T* z = input.scores + i * rows;
-      const E* matrix = input.confusion + r * (rows * cols);
+      const E* row = input.confusion + r * (rows * cols) + L::column(0);
+      T m[V][L::kOwn] = {};
       for (int first = 0; first < rows; first += kBlock) {
         T part[L::kOwn] = {};
         const int last = first + kBlock < rows ? first + kBlock : rows;
         for (int c = first; c < last; c += V) {
-          T zs[V], row[V][L::kOwn];
+          T zs[V];
           load<V>(z + c, zs);
-          for (int v = 0; v < V; ++v) {
+          CROWDNAL_UNROLL
+          for (int v = 0; v < V; ++v, row += cols) {
+            CROWDNAL_UNROLL
             for (int j = 0; j < L::kPer; ++j) {
-              if (L::column(j) < cols) load<V>(matrix + (c + v) * cols + L::column(j), row[v] + j * V);
+              if (L::column(j) < cols) load<V>(row + j * L::G * V, m[v] + j * V);
             }
           }
           for (int v = 0; v < V; ++v) {
-            for (int t = 0; t < L::kOwn; ++t) {
-              if (L::column(t / V) < cols) part[t] += zs[v] * row[v][t];
-            }
+            for (int t = 0; t < L::kOwn; ++t) part[t] += zs[v] * m[v][t];
           }
         }
         for (int t = 0; t < L::kOwn; ++t) h[t] += part[t];

@@ -1,5 +1,5 @@
-// posterior[row] = softmax over k of what term.load(row, k) gives, and done(row, log of what it was divided by): a part of
-// a warp a row, or a block a long one. All -infinity: 0 and -infinity.
+// posterior[row] = softmax over k of what term.load(row, k) gives, and done(row, log of what it was divided by): a part
+// of a warp a row, or a block a long one. All -infinity: 0 and -infinity.
 #pragma once
 
 #include "cuda/rows.cuh"

@@ -19,8 +19,8 @@ constexpr int kThreads = 128;  // of a block
 // Terms are summed in blocks of this many before they join a running total.
 constexpr int kBlock = 32;
 
-// Rows n = u_n values_row(n) or, with labels, u_n (values_row(n) - onehot(label_n)): the gradient of the softmax link, made where
-// it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n), of which mixing_n
+// Rows n = u_n values_row(n) or, with labels, u_n (values_row(n) - onehot(label_n)): the gradient of the softmax link,
+// made where it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n), of which mixing_n
 // belongs to the shared term (`share`) and the rest to the annotator's.
 template <class T>
 struct GradRows {
@@ -85,15 +85,15 @@ struct Tier {
   __device__ static int column_of(int t) { return column(t / V) + t % V; }
 };
 
-// Sets bit b if a row size or an address, in elements, is no multiple of all higher powers of two: `for_tier` reads what
-// lies at multiples of 2 or 4 in accesses of as many.
+// A multiple of 2 or 4 if all of the row sizes that `size` has the bits of and the addresses are, in elements: then
+// `for_tier` and others read as many at a time.
 template <class... E>
 int64_t grain(int64_t size, const E*... at) {
   return size | (0 | ... | static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) / sizeof(E)));
 }
 
-// body(tier) for rows of at most 128 columns, whose sizes and addresses have this grain. Wide accesses are for single
-// precision: fewer instructions and requests a row.
+// body(tier) for rows of at most 128 columns, with this grain. Wide accesses are for single precision: fewer
+// instructions and requests a row.
 template <class T, class Body>
 void for_tier(int64_t cols, int64_t grain, const Body& body) {
   if constexpr (sizeof(T) == sizeof(float)) {
@@ -104,13 +104,13 @@ void for_tier(int64_t cols, int64_t grain, const Body& body) {
       return body(Tier<32, 1, 4>{});
     }
     if (grain % 2 == 0) {
-      if (cols <= 16) return body(Tier<8, 1, 2>{});
-      if (cols <= 32) return body(Tier<16, 1, 2>{});
+      if (cols <= 16) return body(Tier<4, 2, 2>{});
+      if (cols <= 32) return body(Tier<8, 2, 2>{});
       return body(Tier<32, 2, 2>{});
     }
   }
   if (cols <= 8) return body(Tier<8, 1, 1>{});
-  if (cols <= 16) return body(Tier<16, 1, 1>{});
+  if (cols <= 16) return body(Tier<8, 2, 1>{});
   if (cols <= 32) return body(Tier<32, 1, 1>{});
   return body(Tier<32, 4, 1>{});
 }
@@ -141,8 +141,8 @@ __device__ T group_max(T v) {
   return v;
 }
 
-// Softmax of a row of `cols` that lanes hold as the tier L says; returns log of what it was divided by. All -infinity: 0
-// and -infinity.
+// Softmax of a row of `cols` that lanes hold as the tier L says; returns log of what it was divided by. All -infinity:
+// 0 and -infinity.
 template <class L, class T>
 __device__ T group_softmax(T (&h)[L::kOwn], int cols) {
   T highest = -INFINITY, sum = T(0);
@@ -159,8 +159,8 @@ __device__ T group_softmax(T (&h)[L::kOwn], int cols) {
   return shift + std::log(sum);
 }
 
-// As `group_softmax`, of a row in memory, by a block of kThreads: each reads only what it wrote there, of which `highest`
-// is the largest.
+// As `group_softmax`, of a row in memory, by a block of kThreads: each reads only what it wrote there, of which
+// `highest` is the largest.
 template <class T>
 __device__ T block_softmax(T* row, int64_t cols, T highest) {
   constexpr int kWarps = kThreads / kLanes;

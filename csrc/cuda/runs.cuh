@@ -78,8 +78,9 @@ static __global__ void __launch_bounds__(kScan) scan_counts_kernel(int64_t* coun
   if (threadIdx.x == 0) counts[size] = before;
 }
 
-static __global__ void __launch_bounds__(kScan) write_runs_kernel(const int64_t* found, const int64_t* before, int64_t most,
-                                                                  int64_t num_annotators, int64_t* annotator, int64_t* of) {
+static __global__ void __launch_bounds__(kScan)
+    write_runs_kernel(const int64_t* found, const int64_t* before, int64_t most, int64_t num_annotators,
+                      int64_t* annotator, int64_t* of) {
   CROWDNAL_SHARED(int64_t, sums, kScan / kLanes);
   const int64_t blocks = (most + kScan - 1) / kScan, count = before[blocks];
   for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {

@@ -1,6 +1,8 @@
 // out[r, a, b] = sum_{n of r} left_n[a] right_n[b], for matrices that a warp holds in its registers.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/chunks.cuh"
 
 namespace crowdnal::cuda {
@@ -12,11 +14,15 @@ struct ItemScores {
   const int64_t* item;  // [nnz]
   int64_t num_items;
   using Row = const T*;
+  int64_t grain() const { return cuda::grain(0, scores); }
   __device__ Row row(int64_t n, int rows) const {
     CROWDNAL_ASSERT(0 <= item[n] && item[n] < num_items);
     return scores + item[n] * rows;
   }
-  __device__ static T value(Row row, int a) { return row[a]; }
+  template <int V>
+  __device__ static void load(Row row, int a, T* to) {
+    cuda::load<V>(row + a, to);
+  }
   __device__ static T product(T a, T b) { return a * b; }
 };
 
@@ -25,11 +31,15 @@ template <class T>
 struct OneHot {
   const int64_t* label;  // [nnz]
   using Row = int;
+  int64_t grain() const { return 0; }
   __device__ Row row(int64_t n, int rows) const {
     CROWDNAL_ASSERT(0 <= label[n] && label[n] < rows);
     return static_cast<int>(label[n]);
   }
-  __device__ static T value(Row row, int a) { return T(row == a); }
+  template <int V>
+  __device__ static void load(Row row, int a, T* to) {
+    for (int v = 0; v < V; ++v) to[v] = T(row == a + v);
+  }
   __device__ static T product(T a, T b) { return a != T(0) ? b : T(0); }
 };
 
@@ -42,33 +52,36 @@ struct Fetched {
   T factor;
 };
 
-// to[at + e] = value(e / width, e % width) for e < count width, by a warp: several at a time on their way from memory.
-template <class T, class Array, class Value>
-__device__ void stage(Array& to, int at, int count, int width, const Value& value) {
+// to[at + j width + d] = what `row(j, d, ..)` loads, for V numbers at a time of `count` rows, by a warp: several loads
+// on their way from memory at a time.
+template <class T, int V, class Array, class Row>
+__device__ void stage(Array& to, int at, int count, int width, const Row& row) {
   constexpr int kAhead = 5;
-  const int lane = threadIdx.x % kLanes, step = kLanes / width, rest = kLanes % width;
-  for (int e = lane, j = lane / width, d = lane % width; e < count * width; e += kAhead * kLanes) {
-    T got[kAhead];
+  const int lane = threadIdx.x % kLanes, units = width / V, step = kLanes / units, rest = kLanes % units;
+  for (int e = lane, j = lane / units, d = lane % units; e < count * units; e += kAhead * kLanes) {
+    T got[kAhead][V];
     CROWDNAL_UNROLL
     for (int t = 0; t < kAhead; ++t) {
-      got[t] = value(j < count ? j : count - 1, d);
-      const bool wraps = d + rest >= width;
+      row(j < count ? j : count - 1, d * V, got[t]);
+      const bool wraps = d + rest >= units;
       j += wraps ? step + 1 : step;
-      d += wraps ? rest - width : rest;
+      d += wraps ? rest - units : rest;
     }
     CROWDNAL_UNROLL
     for (int t = 0; t < kAhead; ++t) {
-      if (e + t * kLanes < count * width) to[at + e + t * kLanes] = got[t];
+      for (int v = 0; v < V; ++v) {
+        if (e + t * kLanes < count * units) to[at + (e + t * kLanes) * V + v] = got[t][v];
+      }
     }
   }
 }
 
 constexpr int kStaged = 1024;  // numbers of rows that a warp has at hand
 
-// A warp a chunk, a lane kDown x kAcross elements of the matrix. The warp fetches the rows of a batch of annotations side
-// by side, so that their ways from memory overlap, and then multiplies what it has. Rows are padded to whole elements of
-// lanes, with numbers that no element asked for depends on.
-template <class T, int kDown, int kAcross, class Left>
+// A warp a chunk, a lane kDown x kAcross elements of the matrix. The warp fetches the rows of a batch of annotations
+// side by side, so that their ways from memory overlap, and then multiplies what it has. Rows are padded to whole
+// elements of lanes, with numbers that no element asked for depends on.
+template <class T, int kDown, int kAcross, int V, class Left>
 __global__ void __launch_bounds__(kThreads, sizeof(T) > 4 ? (kDown * kAcross > 8 ? 3 : 4) : kDown * kAcross > 4 ? 5 : 8)
     small_outer_kernel(Left left, GradRows<T> right, Index index, Shape shape, Chunks chunks, T* out, T* slots) {
   constexpr int kWarps = kThreads / kLanes, kOwn = kDown * kAcross;
@@ -83,7 +96,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) > 4 ? (kDown * kAcross > 8
   const int z0 = warp * kStaged, g0 = z0 + batch * down;
   const int z_lane = z0 + (a0 < down ? a0 : 0), g_lane = g0 + b0;
   right.fix_scale();
-  for (int64_t chunk = int64_t(blockIdx.x) * kWarps + warp; chunk < chunks.count; chunk += int64_t(gridDim.x) * kWarps) {
+  for (int64_t chunk = int64_t(blockIdx.x) * kWarps + warp; chunk < chunks.count;
+       chunk += int64_t(gridDim.x) * kWarps) {
     const int64_t first = chunk * chunks.size;
     const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
     int64_t owner = index.annotator[index.order[first]];
@@ -115,15 +129,15 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) > 4 ? (kDown * kAcross > 8
                                   static_cast<int>(right.label_of(n)), right.factor(n)};
       }
       __syncwarp();
-      stage<T>(staged, z0, count, down, [&](int j, int a) {
+      stage<T, V>(staged, z0, count, down, [&](int j, int a, T* got) {
         const Of of = fetched[own + j];
-        return Left::value(of.left, a < rows ? a : rows - 1);
+        Left::template load<V>(of.left, a < rows ? a : rows - V, got);
       });
-      stage<T>(staged, g0, count, across, [&](int j, int b) {
+      stage<T, V>(staged, g0, count, across, [&](int j, int b, T* got) {
         const Of of = fetched[own + j];
-        const int k = b < cols ? b : cols - 1;
-        const T v = of.right[k];
-        return of.factor * (k == of.label ? v - T(1) : v);
+        const int k = b < cols ? b : cols - V;
+        load<V>(of.right + k, got);
+        for (int v = 0; v < V; ++v) got[v] = of.factor * (k + v == of.label ? got[v] - T(1) : got[v]);
       });
       __syncwarp();
       for (int j = 0; j < count;) {
@@ -162,12 +176,21 @@ bool small_outer(Context& context, const Left& left, const GradRows<T>& right, c
     launch(context, kernel, group_blocks<kLanes>(chunks.count), kThreads, 0, left, right, index, shape, chunks, out,
            slots);
   };
-  if (fits(2, 2)) {
-    start(small_outer_kernel<T, 2, 2, Left>);
-  } else if (fits(4, 2)) {
-    start(small_outer_kernel<T, 4, 2, Left>);
+  const auto start_with = [&](auto vector) {
+    constexpr int V = decltype(vector)::value;
+    if (fits(2, 2)) {
+      start(small_outer_kernel<T, 2, 2, V, Left>);
+    } else if (fits(4, 2)) {
+      start(small_outer_kernel<T, 4, 2, V, Left>);
+    } else {
+      start(small_outer_kernel<T, 4, 4, V, Left>);
+    }
+  };
+  const int64_t alignment = left.grain() | grain(shape.rows | shape.cols, right.values);
+  if (sizeof(T) == sizeof(float) && alignment % 2 == 0) {
+    start_with(std::integral_constant<int, sizeof(T) == sizeof(float) ? 2 : 1>{});
   } else {
-    start(small_outer_kernel<T, 4, 4, Left>);
+    start_with(std::integral_constant<int, 1>{});
   }
   add_slots(context, index, size, chunks, slots, out);
   return true;
