@@ -110,9 +110,8 @@ class EMState:
 
     def _step(self, log_prior: Tensor | None) -> float:
         """Posterior and counts, by a single pass over the annotations; returns the negative log-likelihood."""
-        a = self.annotations
-        loss, self.posterior, self.counts, self.totals = torch.ops.crowdnal.em_step(
-            log_prior, self.log_confusion, self.weight, a.indptr, a.annotator, a.label
+        loss, self.posterior, self.counts, self.totals = em_step(
+            log_prior, self.log_confusion, self.weight, self.annotations
         )
         return float(loss)
 
@@ -123,6 +122,15 @@ class EMState:
             totals = totals + torch.bincount(self.uncounted, minlength=len(totals))
         total = totals.sum()
         return torch.where(total > 0, totals / torch.where(total > 0, total, 1), 1 / len(totals))
+
+
+def em_step(
+    log_prior: Tensor | None, log_confusion: Tensor, weight: Tensor | None, annotations: Annotations
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`crowdnal.reference.em_step`; annotations on a GPU are sorted once, those on the CPU need not be."""
+    a = annotations
+    order = a.order if a.annotator.is_cuda else None
+    return torch.ops.crowdnal.em_step(log_prior, log_confusion, weight, a.indptr, a.annotator, order, a.label)
 
 
 def run(em: EMState, max_iterations: int, tolerance: float, *, start_given: bool = False) -> DawidSkeneResult:

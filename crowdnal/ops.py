@@ -1,7 +1,8 @@
 """The ops: their schemas, the native library, and what torch must know of them (fake tensors, autocast).
 
 Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz]; only
-`em_step`, which has no derivatives, needs neither item nor order; nor does `select` have any of its own.
+`em_step`, which has no derivatives, needs no item, and an order only on CUDA; nor does `select` have any of its own.
+`MATRICES` may be in half precision, on every device: they are read as they are stored, and all else is float32 then.
 The schemas stand here, and not in C++, so that they exist without the native library too: the kernels of the
 library take precedence on their device, `crowdnal.reference` serves every other one.
 """
@@ -41,7 +42,7 @@ SCHEMAS = {
     "counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, SymInt num_labels) "
     "-> Tensor",
     "em_step": "(Tensor? log_prior, Tensor log_confusion, Tensor? weight, Tensor indptr, Tensor annotator, "
-    "Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts, Tensor totals)",
+    "Tensor? order, Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts, Tensor totals)",
     "joint_link": f"(Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "int normalization, bool mean) -> (Tensor loss, Tensor nll, Tensor posterior, Tensor log_norm)",
     "joint_link_backward": f"({_GRADS}, Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
@@ -53,6 +54,9 @@ SCHEMAS = {
     "Tensor log_q, Tensor log_norm, bool need_difficulty, bool need_competence) "
     "-> (Tensor difficulty_grad, Tensor competence_grad)",
 }
+
+MATRICES = ("confusion", "log_confusion", "difficulty", "competence")
+"""Names of the arguments of which there is one matrix an annotator (`difficulty`: one an item)."""
 
 _library = torch.library.Library("crowdnal", "DEF")
 for _name, _schema in SCHEMAS.items():
@@ -101,14 +105,19 @@ def backend() -> dict[str, str]:
     return {device: "native" if device in _native else "reference" for device in ("cpu", "cuda")}
 
 
+def _empty(matrices: Tensor, *sizes: int) -> Tensor:
+    """Of the dtype that the matrices are computed in."""
+    return matrices.new_empty(sizes, dtype=reference.compute_dtype(matrices.dtype))
+
+
 @torch.library.register_fake("crowdnal::mix", lib=_library)
 def _(scores: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor) -> Tensor:
-    return confusion.new_empty(annotator.shape[0], confusion.shape[2])
+    return scores.new_empty(annotator.shape[0], confusion.shape[2])
 
 
 @torch.library.register_fake("crowdnal::mix_items", lib=_library)
 def _(grad: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor) -> Tensor:
-    return confusion.new_empty(indptr.shape[0] - 1, confusion.shape[1])
+    return grad.new_empty(indptr.shape[0] - 1, confusion.shape[1])
 
 
 @torch.library.register_fake("crowdnal::mix_annotators", lib=_library)
@@ -132,7 +141,7 @@ def _(confusion: Tensor, annotators: Tensor) -> Tensor:
 @torch.library.register_fake("crowdnal::softmax_link", lib=_library)
 def _(scores, confusion, shared, mixing, weight, indptr, item, annotator, order, label, mean):  # type: ignore[no-untyped-def]
     nnz = annotator.shape[0]
-    return confusion.new_empty(()), confusion.new_empty(nnz), confusion.new_empty(nnz, confusion.shape[2])
+    return scores.new_empty(()), scores.new_empty(nnz), scores.new_empty(nnz, confusion.shape[2])
 
 
 @torch.library.register_fake("crowdnal::softmax_link_backward", lib=_library)
@@ -143,9 +152,9 @@ def _(  # type: ignore[no-untyped-def]
     num_items = indptr.shape[0] - 1
     return (
         scores.new_empty(num_items if need_scores else 0, scores.shape[1]),
-        confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
-        confusion.new_empty(num_items if need_shared else 0, confusion.shape[2]),
-        confusion.new_empty(annotator.shape[0] if need_mixing else 0),
+        scores.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
+        scores.new_empty(num_items if need_shared else 0, confusion.shape[2]),
+        scores.new_empty(annotator.shape[0] if need_mixing else 0),
     )
 
 
@@ -153,8 +162,8 @@ def _(  # type: ignore[no-untyped-def]
 def _(log_probs, confusion, weight, indptr, item, annotator, order, label, normalization, mean):  # type: ignore[no-untyped-def]
     nnz, classes = annotator.shape[0], confusion.shape[2]
     norms = 0 if normalization == reference.NONE else torch.sym_min(nnz, confusion.shape[0])
-    nll, posterior, log_norm = (confusion.new_empty(size) for size in ((nnz,), (nnz, classes), (norms, classes)))
-    return confusion.new_empty(()), nll, posterior, log_norm
+    nll, posterior, log_norm = (log_probs.new_empty(size) for size in ((nnz,), (nnz, classes), (norms, classes)))
+    return log_probs.new_empty(()), nll, posterior, log_norm
 
 
 @torch.library.register_fake("crowdnal::mixture_link_backward", lib=_library)
@@ -163,14 +172,14 @@ def _(  # type: ignore[no-untyped-def]
     normalization, mean, need_log_probs, need_confusion,
 ):  # fmt: skip
     return (
-        confusion.new_empty(indptr.shape[0] - 1 if need_log_probs else 0, confusion.shape[2]),
-        confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
+        log_probs.new_empty(indptr.shape[0] - 1 if need_log_probs else 0, confusion.shape[2]),
+        log_probs.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
     )
 
 
 @torch.library.register_fake("crowdnal::evidence", lib=_library)
 def _(log_confusion, weight, indptr, item, annotator, order, label):  # type: ignore[no-untyped-def]
-    return log_confusion.new_empty(indptr.shape[0] - 1, log_confusion.shape[2])
+    return _empty(log_confusion, indptr.shape[0] - 1, log_confusion.shape[2])
 
 
 @torch.library.register_fake("crowdnal::counts", lib=_library)
@@ -179,18 +188,18 @@ def _(values, weight, indptr, item, annotator, order, label, num_annotators, num
 
 
 @torch.library.register_fake("crowdnal::em_step", lib=_library)
-def _(log_prior, log_confusion, weight, indptr, annotator, label):  # type: ignore[no-untyped-def]
-    posterior = log_confusion.new_empty(indptr.shape[0] - 1, log_confusion.shape[2])
-    counts, totals = log_confusion.new_empty(log_confusion.shape), log_confusion.new_empty(log_confusion.shape[2])
-    return log_confusion.new_empty(()), posterior, counts, totals
+def _(log_prior, log_confusion, weight, indptr, annotator, order, label):  # type: ignore[no-untyped-def]
+    posterior = _empty(log_confusion, indptr.shape[0] - 1, log_confusion.shape[2])
+    counts, totals = _empty(log_confusion, *log_confusion.shape), _empty(log_confusion, log_confusion.shape[2])
+    return _empty(log_confusion), posterior, counts, totals
 
 
 @torch.library.register_fake("crowdnal::joint_link", lib=_library)
 def _(log_prior, confusion, weight, indptr, item, annotator, order, label, normalization, mean):  # type: ignore[no-untyped-def]
     num_items, classes = indptr.shape[0] - 1, confusion.shape[2]
     norms = 0 if normalization == reference.NONE else torch.sym_min(annotator.shape[0], confusion.shape[0])
-    nll, posterior, log_norm = (confusion.new_empty(s) for s in ((num_items,), (num_items, classes), (norms, classes)))
-    return confusion.new_empty(()), nll, posterior, log_norm
+    nll, posterior, log_norm = (log_prior.new_empty(s) for s in ((num_items,), (num_items, classes), (norms, classes)))
+    return log_prior.new_empty(()), nll, posterior, log_norm
 
 
 @torch.library.register_fake("crowdnal::joint_link_backward", lib=_library)
@@ -199,15 +208,15 @@ def _(  # type: ignore[no-untyped-def]
     normalization, mean, need_log_prior, need_confusion,
 ):  # fmt: skip
     return (
-        confusion.new_empty(indptr.shape[0] - 1 if need_log_prior else 0, confusion.shape[2]),
-        confusion.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
+        log_prior.new_empty(indptr.shape[0] - 1 if need_log_prior else 0, confusion.shape[2]),
+        log_prior.new_empty(confusion.shape[0] if need_confusion else 0, *confusion.shape[1:]),
     )
 
 
 @torch.library.register_fake("crowdnal::pair_confusion", lib=_library)
 def _(difficulty, competence, indptr, item, annotator, order, label):  # type: ignore[no-untyped-def]
     nnz, classes = annotator.shape[0], competence.shape[1]
-    return competence.new_empty(nnz, classes), competence.new_empty(nnz, classes)
+    return _empty(competence, nnz, classes), _empty(competence, nnz, classes)
 
 
 @torch.library.register_fake("crowdnal::pair_confusion_backward", lib=_library)
@@ -216,8 +225,8 @@ def _(  # type: ignore[no-untyped-def]
     need_competence,
 ):  # fmt: skip
     return (
-        competence.new_empty(indptr.shape[0] - 1 if need_difficulty else 0, *competence.shape[1:]),
-        competence.new_empty(competence.shape[0] if need_competence else 0, *competence.shape[1:]),
+        grad.new_empty(indptr.shape[0] - 1 if need_difficulty else 0, *competence.shape[1:]),
+        grad.new_empty(competence.shape[0] if need_competence else 0, *competence.shape[1:]),
     )
 
 
@@ -230,6 +239,30 @@ def register(name: str, function: Any, vmap: Callable[..., Any]) -> None:
     torch.library.register_vmap(f"crowdnal::{name}", vmap, lib=_library)
 
 
-for _name in SCHEMAS.keys() - {"select"}:  # which keeps the dtype that the gradient will have
+def _register_autocast(name: str, device: str) -> None:
+    """Float32, but for matrices that the op reads as they are; `torch.library.register_autocast` would copy those too."""
+    overload = getattr(torch.ops.crowdnal, name).default
+    stored = [n for n, argument in enumerate(overload._schema.arguments) if argument.name in MATRICES]
+    key = f"Autocast{device.upper()}"
+    below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def kernel(_: Any, *args: Any) -> Any:
+        dtypes = {args[n].dtype for n in stored}
+        kept = stored if dtypes in ({torch.float16}, {torch.bfloat16}) else []
+        cast = (a if n in kept else _single(a, device) for n, a in enumerate(args))
+        with torch._C._ExcludeDispatchKeyGuard(below):
+            return overload(*cast)
+
+    _library.impl(name, kernel, key, with_keyset=True)
+
+
+def _single(value: Any, device: str) -> Any:
+    """Float32 of a tensor in a lower precision on the device."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.device.type != device:
+        return value
+    return value if value.dtype == torch.float64 else value.float()
+
+
+for _name in SCHEMAS.keys() - {"select"}:  # which keeps the dtype
     for _device in ("cpu", "cuda"):
-        torch.library.register_autocast(f"crowdnal::{_name}", _device, torch.float32, lib=_library)
+        _register_autocast(_name, _device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crowdnal._em import FLOOR, check_options, possible
+from crowdnal._em import FLOOR, check_options, em_step, possible
 from crowdnal.annotations import Annotations
 from crowdnal.functional._reduction import annotation_weight
 
@@ -144,9 +144,8 @@ class _Model:
         return likelihood + float(entropy + self.smoothing * self.log_clusters.sum())
 
     def _step(self, log_prior: Tensor | None, log_confusion: Tensor) -> float:
-        a = self.annotations
-        loss, self.posterior, self.counts, self.totals = torch.ops.crowdnal.em_step(
-            log_prior, log_confusion, self.weight, a.indptr, a.annotator, a.label
+        loss, self.posterior, self.counts, self.totals = em_step(
+            log_prior, log_confusion, self.weight, self.annotations
         )
         return float(loss)
 

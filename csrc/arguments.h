@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "common/half.h"
 #include "common/index.h"
 
 namespace crowdnal {
@@ -30,15 +31,28 @@ inline Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
   return packed(tensor);
 }
 
-// A floating tensor of the given sizes, of the dtype of `like`, contiguous.
-inline Tensor check_values(const Tensor& values, const char* name, const Tensor& like,
+// What is computed with a tensor of this type: single precision at least.
+inline ScalarType compute_type(ScalarType type) {
+  return type == ScalarType::Half || type == ScalarType::BFloat16 ? ScalarType::Float : type;
+}
+inline bool is_half(const Tensor& tensor) { return compute_type(tensor.scalar_type()) != tensor.scalar_type(); }
+
+// A tensor of the given dtype and sizes, contiguous.
+inline Tensor check_stored(const Tensor& values, const char* name, ScalarType type,
                            std::initializer_list<int64_t> sizes) {
-  STD_TORCH_CHECK(values.scalar_type() == like.scalar_type(), "crowdnal: ", name, " must have the dtype of the matrices");
+  STD_TORCH_CHECK(values.scalar_type() == type, "crowdnal: ", name,
+                  " must have the dtype of the matrices (float32 beside float16 and bfloat16)");
   bool same = values.dim() == static_cast<int64_t>(sizes.size());
   int64_t d = 0;
   for (int64_t size : sizes) same = same && values.size(d++) == size;
   STD_TORCH_CHECK(same, "crowdnal: ", name, " has the wrong shape");
   return packed(values);
+}
+
+// The same, of the dtype that `like` (the matrices) is computed in.
+inline Tensor check_values(const Tensor& values, const char* name, const Tensor& like,
+                           std::initializer_list<int64_t> sizes) {
+  return check_stored(values, name, compute_type(like.scalar_type()), sizes);
 }
 
 // A confusion [R, rows, cols], contiguous.
@@ -71,6 +85,16 @@ void dispatch(const Tensor& tensor, const Body& body) {
     STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Float,
                     "crowdnal: the native kernels take float32 or float64; convert the input first");
     body(float{});
+  }
+}
+
+// The same for matrices, which may be stored in half precision: `using E = decltype(zero)`.
+template <class Body>
+void dispatch_stored(const Tensor& matrices, const Body& body) {
+  switch (matrices.scalar_type()) {
+    case ScalarType::Half: return body(Half{});
+    case ScalarType::BFloat16: return body(BFloat16{});
+    default: dispatch(matrices, body);
   }
 }
 

@@ -51,7 +51,8 @@ Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indp
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
                                                       OptionalTensor weight, const Tensor& indptr,
-                                                      const Tensor& annotator, const Tensor& label);
+                                                      const Tensor& annotator, OptionalTensor order,
+                                                      const Tensor& label);
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior, const Tensor& confusion,
                                                          OptionalTensor weight, const Tensor& indptr,

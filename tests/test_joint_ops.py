@@ -48,7 +48,7 @@ def arguments(p: Problem, name: str, kind: int = reference.SOFTMAX) -> list[tupl
         sizes = p.annotations.num_annotators, p.annotations.num_classes
         return [(p.scores, weight, *rest, *sizes) for weight in (None, p.weight)]
     if name == "em_step":
-        labels, index = p.annotations.num_classes, (p.index[0], p.index[2], p.annotations.label)
+        labels, index = p.annotations.num_classes, (p.index[0], *p.index[2:], p.annotations.label)
         square = p.stored.new_zeros(p.stored.shape[0], labels, labels)
         table, prior = stored(p, reference.NONE), log_prior(p)
         starts = [(None, square, weight, *index) for weight in (None, p.weight)]
@@ -168,8 +168,8 @@ def test_native_ops_refuse_what_would_read_out_of_bounds() -> None:
         ("em_step", step, 0, lambda t: None, "labels must be the classes"),
         ("em_step", step, 3, lambda t: t.flip(0), "indptr"),
         ("em_step", step, 4, lambda t: t + 4, "out of range"),
-        ("em_step", step, 5, lambda t: t - 3, "out of range"),
-        ("em_step", step, 5, lambda t: t[1:], "label must have shape"),
+        ("em_step", step, 6, lambda t: t - 3, "out of range"),
+        ("em_step", step, 6, lambda t: t[1:], "label must have shape"),
         ("joint_link_backward", backward, 1, lambda t: t[1:], "grad_nll"),
         ("joint_link_backward", backward, 10, lambda t: t[1:], "posterior"),
     ]

@@ -8,12 +8,14 @@ from torch import Tensor
 from crowdnal.annotations import Annotations
 from crowdnal.functional import mix as _mix
 from crowdnal.functional._common import (
+    HALF,
     Normalization,
     check_confusion,
     check_shape,
     index_of,
     normalization_kind,
     promote,
+    promote_beside,
 )
 from crowdnal.functional._reduction import Reduction, reduction_weights
 from crowdnal.functional._sparse import compact
@@ -55,7 +57,7 @@ def mix(scores: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
     """
     check_confusion(confusion, annotations, 2)
     check_shape("scores", scores, annotations.num_items, confusion.shape[1], meaning="[num_items, C]")
-    scores, confusion = promote(scores, confusion)
+    confusion, scores = promote_beside(confusion, scores)
     return _mix.mix(scores, confusion, index_of(annotations))
 
 
@@ -81,7 +83,7 @@ def mix_items(grad: Tensor, confusion: Tensor, annotations: Annotations) -> Tens
         confusion.shape[2],
         meaning="[num_annotations, num_classes]",
     )
-    grad, confusion = promote(grad, confusion)
+    confusion, grad = promote_beside(confusion, grad)
     return _mix.mix_items(grad, confusion, index_of(annotations))
 
 
@@ -160,8 +162,8 @@ def crowd_cross_entropy(
             raise ValueError("mixing says how much of shared there is in each annotation: give shared too")
         check_shape("mixing", mixing, annotations.num_annotations, meaning="[num_annotations]")
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
-    scores, confusion, shared, mixing = promote(scores, confusion, shared, mixing)
-    weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
+    confusion, scores, shared, mixing = promote_beside(confusion, scores, shared, mixing)
+    weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
     each = reduction == "none"
     arguments = (
         scores,
@@ -212,8 +214,8 @@ def crowd_mixture_nll(
     check_confusion(confusion, annotations, 1)
     check_shape("log_probs", log_probs, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
-    log_probs, confusion = promote(log_probs, confusion)
-    weight, mean = reduction_weights(annotations, weight, reduction, confusion.dtype)
+    confusion, log_probs = promote_beside(confusion, log_probs)
+    weight, mean = reduction_weights(annotations, weight, reduction, log_probs.dtype)
     each = reduction == "none"
     arguments = (
         log_probs,
@@ -266,7 +268,8 @@ def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotati
         )
     sizes = annotations.num_items, classes, labels, latents
     check_shape("difficulty", difficulty, *sizes, meaning="[num_items, C, num_classes, L]")
-    difficulty, competence = promote(difficulty, competence)
+    if difficulty.dtype != competence.dtype or competence.dtype not in HALF:
+        difficulty, competence = promote(difficulty, competence)
     arguments = (difficulty, competence, *index_of(annotations), annotations.label)
     compiling = torch.compiler.is_compiling()
     return (torch.ops.crowdnal.pair_confusion(*arguments) if compiling else PairConfusion.run(*arguments))[0]

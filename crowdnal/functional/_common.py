@@ -15,6 +15,9 @@ from crowdnal.annotations import Annotations
 Index = tuple[Tensor, Tensor, Tensor, Tensor]
 """indptr [B + 1], item [nnz], annotator [nnz], order [nnz]: what every op takes."""
 
+HALF = (torch.float16, torch.bfloat16)
+"""The dtypes that the ops read matrices in beside float32 and float64."""
+
 Normalization = Literal["softmax", "softplus", "none"]
 _NORMALIZATIONS = {"none": reference.NONE, "softmax": reference.SOFTMAX, "softplus": reference.SOFTPLUS}
 
@@ -113,6 +116,15 @@ def promote(*tensors: Tensor | None) -> list[Any]:
     for other in dtypes:
         dtype = torch.promote_types(dtype, other)
     return [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
+
+
+def promote_beside(confusion: Tensor, *others: Tensor | None) -> list[Any]:
+    """As `promote`, but matrices in half precision stay as they are if the rest is float32: the ops read them so."""
+    if confusion.dtype not in HALF:
+        return promote(confusion, *others)
+    others = tuple(promote(*others))
+    wide = any(other is not None and other.dtype == torch.float64 for other in others)
+    return [confusion.double() if wide else confusion, *others]
 
 
 def check_shape(name: str, tensor: Tensor, *sizes: int, meaning: str) -> None:

@@ -17,8 +17,6 @@ class _Select(Function):
     def forward(ctx: Any, confusion: Tensor, annotators: Tensor, distinct: bool) -> Tensor:
         ctx.save_for_backward(annotators)
         ctx.size, ctx.distinct = confusion.shape, distinct
-        if confusion.dtype not in (torch.float32, torch.float64):
-            return confusion.index_select(0, annotators)
         return call(torch.ops.crowdnal.select.default, confusion, annotators)
 
     @staticmethod

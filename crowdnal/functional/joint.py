@@ -16,9 +16,11 @@ from crowdnal.functional._common import (
     index_of,
     normalization_kind,
     promote,
+    promote_beside,
 )
 from crowdnal.functional._reduction import annotation_weight
 from crowdnal.functional.joint_link import JointLink
+from crowdnal.reference import compute_dtype
 
 
 def evidence(log_confusion: Tensor, annotations: Annotations, *, weight: Tensor | None = None) -> Tensor:
@@ -36,8 +38,8 @@ def evidence(log_confusion: Tensor, annotations: Annotations, *, weight: Tensor 
         ValueError: if shapes do not fit.
     """
     check_confusion(log_confusion, annotations, 1)
-    (log_confusion,) = promote(log_confusion)
-    weight = annotation_weight(annotations, weight, log_confusion.dtype)
+    (log_confusion,) = promote_beside(log_confusion)
+    weight = annotation_weight(annotations, weight, compute_dtype(log_confusion.dtype))
     return _evidence.evidence(log_confusion, weight, index_of(annotations), annotations.label)
 
 
@@ -140,7 +142,7 @@ def _joint(
     kind = normalization_kind(normalization)
     check_confusion(confusion, annotations, 1)
     check_shape("log_prior", log_prior, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
-    log_prior, confusion = promote(log_prior, confusion)
-    weight = annotation_weight(annotations, weight, confusion.dtype)
+    confusion, log_prior = promote_beside(confusion, log_prior)
+    weight = annotation_weight(annotations, weight, log_prior.dtype)
     arguments = (log_prior, confusion, weight, *index_of(annotations), annotations.label, kind, mean)
     return torch.ops.crowdnal.joint_link(*arguments) if torch.compiler.is_compiling() else JointLink.run(*arguments)

@@ -132,7 +132,7 @@ class JointLinkBackward(OpFunction):
         t_t = joint.tangent(log_prior_t, confusion_t, weight_t)
         if t_t is not None:
             q = q + g * (t_t - (posterior * t_t).sum(1, keepdim=True))
-        dconfusion = confusion.new_zeros(0, *confusion.shape[1:])
+        dconfusion = log_prior.new_zeros(0, *confusion.shape[1:])
         if ctx.needs[1]:
             dconfusion = joint.pull_back(g, q, confusion_t, weight_t)
         return q if ctx.needs[0] else q.new_zeros(0, q.shape[1]), dconfusion

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from crowdnal import ops
 from crowdnal.functional._common import Fold, Index, OpFunction, add, call, save
+from crowdnal.reference import compute_dtype
 
 _ops = torch.ops.crowdnal
 
@@ -169,7 +170,8 @@ def mix_rows(rows: Tensor, confusion: Tensor, key: Tensor, order: Tensor) -> Ten
 
 def gather_rows(table: Tensor, key: Tensor, order: Tensor) -> Tensor:
     """table[key] for table [G, D], key [nnz] and its stable sort; the gradient is a native, ordered sum."""
-    return mix_rows(table.new_ones(key.shape[0], 1), table.unsqueeze(1), key, order)
+    ones = table.new_ones(key.shape[0], 1, dtype=compute_dtype(table.dtype))
+    return mix_rows(ones, table.unsqueeze(1), key, order)
 
 
 def scatter_rows(values: Tensor, key: Tensor, order: Tensor, num_rows: int) -> Tensor:

@@ -123,7 +123,7 @@ class MixtureLinkBackward(OpFunction):
         dlog_probs, dconfusion = joint.second_order(-u.unsqueeze(1) * posterior, q, confusion_t, ctx.needs)
         return (
             log_probs.new_zeros(0, log_probs.shape[1]) if dlog_probs is None else dlog_probs,
-            confusion.new_zeros(0, *confusion.shape[1:]) if dconfusion is None else dconfusion,
+            log_probs.new_zeros(0, *confusion.shape[1:]) if dconfusion is None else dconfusion,
         )
 
 

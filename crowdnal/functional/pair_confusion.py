@@ -95,7 +95,7 @@ class PairConfusionBackward(OpFunction):
             linear = PairConfusionBackward.run(grad_t, *inputs, *PairConfusion.run(*inputs), *ctx.needs)
         if difficulty_t is not None or competence_t is not None:
             second = pairs.second_order(grad, difficulty_t, competence_t, ctx.needs)[1:]
-        empty = pairs.competence.new_zeros(0, *pairs.competence.shape[1:])
+        empty = pairs.zeros(0, *pairs.competence.shape[1:])
         return tuple(add(a, b) if need else empty for a, b, need in zip(linear, second, ctx.needs, strict=True))
 
 
@@ -121,8 +121,8 @@ class _Pairs:
     def gather(self, block: slice, of_item: Tensor | None, of_annotator: Tensor | None) -> Tensor:
         """The sum of what is there, [n, C, K, L]."""
         return add(
-            None if of_item is None else of_item.index_select(0, self.item[block]),
-            None if of_annotator is None else of_annotator.index_select(0, self.annotator[block]),
+            None if of_item is None else reference.widen(of_item.index_select(0, self.item[block])),
+            None if of_annotator is None else reference.widen(of_annotator.index_select(0, self.annotator[block])),
         )
 
     def change(self, block: slice, difficulty_t: Tensor | None, competence_t: Tensor | None) -> _Change:
@@ -139,13 +139,16 @@ class _Pairs:
 
     def join(self, rows: list[Tensor]) -> Tensor:
         """[nnz, C]."""
-        return torch.cat(rows) if rows else self.competence.new_zeros(0, self.competence.shape[1])
+        return torch.cat(rows) if rows else self.zeros(0, self.competence.shape[1])
+
+    def zeros(self, *sizes: int) -> Tensor:
+        return self.competence.new_zeros(sizes, dtype=reference.compute_dtype(self.competence.dtype))
 
     def second_order(self, grad: Tensor, difficulty_t: Any, competence_t: Any, needs: Any) -> tuple[Any, Any, Any]:
         """sum_n grad_n . (change of log_q_n): its derivatives for grad, difficulty and competence."""
         rows = []
-        ddifficulty = torch.zeros_like(self.difficulty) if needs[0] else None
-        dcompetence = torch.zeros_like(self.competence) if needs[1] else None
+        ddifficulty = self.zeros(*self.difficulty.shape) if needs[0] else None
+        dcompetence = self.zeros(*self.competence.shape) if needs[1] else None
         for block in self.blocks():
             change, g = self.change(block, difficulty_t, competence_t), grad[block].unsqueeze(2)
             rows.append(change.log_q)

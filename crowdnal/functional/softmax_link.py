@@ -187,7 +187,7 @@ class _Link:
         """What stands for the gradients that are not needed."""
         return (
             self.scores.new_zeros(0, self.scores.shape[1]),
-            self.confusion.new_zeros(0, *self.confusion.shape[1:]),
+            self.scores.new_zeros(0, *self.confusion.shape[1:]),
             rows.new_zeros(0, rows.shape[1]),
             rows.new_zeros(0),
         )

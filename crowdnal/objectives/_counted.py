@@ -13,6 +13,7 @@ from crowdnal._em import (
     check_prior,
     check_smoothing,
     classes_of,
+    em_step,
     log_shares,
     possible,
     pseudo_counts_of,
@@ -116,13 +117,8 @@ class CountedObjective(RoundsObjective):
             own = log_prior.expand(len(annotations), -1)
             known = own[silent].gather(1, self.gold[silent].unsqueeze(1)).sum()
             log_prior = own.where(possible(self.gold, self.num_classes), -math.inf)
-        loss, posterior, counts, _ = torch.ops.crowdnal.em_step(
-            log_prior,
-            log_confusion.double(),
-            annotation_weight(annotations, None, torch.float64),
-            annotations.indptr,
-            annotations.annotator,
-            annotations.label,
+        loss, posterior, counts, _ = em_step(
+            log_prior, log_confusion.double(), annotation_weight(annotations, None, torch.float64), annotations
         )
         self._set_targets(posterior)
         return known - loss, counts

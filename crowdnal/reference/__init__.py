@@ -2,12 +2,14 @@
 
 Same names, arguments and results as the ops in `crowdnal.ops`. Shapes: scores [B, C], confusion [R, C, K],
 log_probs [B, C], an observed-label-major confusion [R, K, C], indptr [B + 1], item, annotator, order and label [nnz].
-Differentiable by autograd; `mix` gathers nnz x C x K, which the native kernels never build.
+Matrices (confusion, log_confusion, difficulty and competence together) may be stored in float16 or bfloat16: everything
+else, results and gradients included, is float32 then. Differentiable by autograd; `mix` gathers nnz x C x K, which the
+native kernels never build.
 """
 
 from __future__ import annotations
 
-from crowdnal.reference._terms import reduce, upstream
+from crowdnal.reference._terms import compute_dtype, reduce, upstream, widen
 from crowdnal.reference.em_step import em_step
 from crowdnal.reference.evidence import counts, evidence
 from crowdnal.reference.joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
@@ -35,6 +37,7 @@ __all__ = [
     "activation_grad",
     "blend",
     "add_observed",
+    "compute_dtype",
     "counts",
     "cross_entropy",
     "em_step",
@@ -63,4 +66,5 @@ __all__ = [
     "softmax_link",
     "softmax_link_backward",
     "upstream",
+    "widen",
 ]

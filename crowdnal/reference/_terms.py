@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What is computed with values stored in `dtype`: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widen(stored: Tensor) -> Tensor:
+    """Stored values in the dtype that is computed with."""
+    return stored.to(compute_dtype(stored.dtype))
 
 
 def reduce(nll: Tensor, weight: Tensor | None, mean: bool) -> Tensor:

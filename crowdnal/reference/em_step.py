@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crowdnal.reference._terms import compute_dtype
 from crowdnal.reference.evidence import counts, evidence
 from crowdnal.reference.joint_link import log_marginal
 
@@ -15,20 +16,22 @@ def em_step(
     weight: Tensor | None,
     indptr: Tensor,
     annotator: Tensor,
+    order: Tensor | None,
     label: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss [] (sum of nll) and posterior [N, C] of `joint_link`, and the sums that an M-step needs.
 
     These are the `counts` [R, K, C] of the posterior, and its totals [C] over the items with a positive weight.
 
-    No derivatives. log_prior is [N, C], or [1, C] for all items. Without it EM starts: the posterior is the items'
+    No derivatives. order is for the kernels of CUDA, which need it: one that is kept is cheaper than to sort in each
+    call. log_prior is [N, C], or [1, C] for all items. Without it EM starts: the posterior is the items'
     shares of the votes (uniform without votes), the loss 0; of log_confusion only the shape is used, with C = K.
     """
     rows = torch.arange(indptr.shape[0] - 1, device=indptr.device)
     item = torch.repeat_interleave(rows, indptr.diff())
     index = (indptr, item, annotator, annotator)  # the order does not matter here
     if log_prior is None:
-        one_hot = torch.eye(log_confusion.shape[1], device=indptr.device, dtype=log_confusion.dtype).unsqueeze(1)
+        one_hot = torch.eye(log_confusion.shape[1], device=indptr.device, dtype=compute_dtype(log_confusion.dtype)).unsqueeze(1)
         votes = evidence(one_hot, weight, indptr, item, label, label, torch.zeros_like(label))
         total = votes.sum(1, keepdim=True)
         posterior = torch.where(total > 0, votes / torch.where(total > 0, total, 1.0), 1.0 / votes.shape[1])

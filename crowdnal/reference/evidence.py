@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crowdnal.reference._terms import widen
+
 
 def evidence(
     log_confusion: Tensor,
@@ -19,7 +21,7 @@ def evidence(
 
     A weight of 0 adds nothing, also where the row is -inf.
     """
-    rows = log_confusion[annotator, label]
+    rows = widen(log_confusion[annotator, label])
     if weight is not None:
         factor = weight.unsqueeze(1)
         rows = torch.where((factor == 0) & rows.isneginf(), 0.0, rows) * factor

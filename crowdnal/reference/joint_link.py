@@ -83,6 +83,6 @@ def joint_link_backward(
     dt = -item_upstream(grad_loss, grad_nll, indptr, posterior, mean).unsqueeze(1) * posterior
     dlog_prior = dt if need_log_prior else dt.new_zeros(0, dt.shape[1])
     if not need_confusion:
-        return dlog_prior, confusion.new_zeros(0, *confusion.shape[1:])
+        return dlog_prior, dt.new_zeros(0, *confusion.shape[1:])
     grad = counts(dt, weight, indptr, item, annotator, order, label, *confusion.shape[:2])
     return dlog_prior, log_confusion_vjp(confusion, grad, normalization)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crowdnal.reference._terms import widen
+
 
 def mix(scores: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor) -> Tensor:
     """h[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k]; returns [nnz, K]."""
-    return torch.einsum("nc,nck->nk", scores[item], confusion[annotator])
+    return torch.einsum("nc,nck->nk", scores[item], widen(confusion[annotator]))
 
 
 def mix_items(
     grad: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor
 ) -> Tensor:
     """out[i, c] = sum over annotations n of item i of sum_k grad[n, k] confusion[annotator_n, c, k]; returns [B, C]."""
-    rows = torch.einsum("nk,nck->nc", grad, confusion[annotator])
+    rows = torch.einsum("nk,nck->nc", grad, widen(confusion[annotator]))
     return rows.new_zeros(indptr.shape[0] - 1, confusion.shape[1]).index_add(0, item, rows)
 
 

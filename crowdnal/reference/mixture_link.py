@@ -74,7 +74,7 @@ def mixture_link_backward(
     if need_log_probs:
         dlog_probs = dlog_probs.index_add(0, item, dt)
     if not need_confusion:
-        return dlog_probs, confusion.new_zeros(0, *confusion.shape[1:])
+        return dlog_probs, dt.new_zeros(0, *confusion.shape[1:])
     rows = dt.new_zeros(confusion.shape[0] * confusion.shape[1], confusion.shape[2])
     grad = rows.index_add(0, annotator * confusion.shape[1] + label, dt).reshape(confusion.shape)
     return dlog_probs, log_confusion_vjp(confusion, grad, normalization)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crowdnal.reference._terms import widen
+
 
 def pair_highest(values: Tensor) -> Tensor:
     """Maximum over labels and latents of values [..., K, L], [..., 1, 1]; 0 where that is -infinity."""
@@ -50,7 +52,7 @@ def pair_confusion(
         log_q [nnz, C], -infinity where the label is impossible and where every label is; log_norm [nnz, C], the
         logsumexp over j and l of both tensors less their own maxima over j and l (not differentiable).
     """
-    d, c = difficulty - pair_highest(difficulty), competence - pair_highest(competence)
+    d, c = (t - pair_highest(t) for t in (widen(difficulty), widen(competence)))
     pairs = d[item] + c[annotator]
     log_norm = pairs.flatten(2).logsumexp(2)
     log_q = observed(pairs, label).logsumexp(2) - log_norm
@@ -75,7 +77,7 @@ def pair_confusion_backward(
 
     An impossible label moves no latent of its own, an impossible class nothing.
     """
-    d, c = difficulty - pair_highest(difficulty), competence - pair_highest(competence)
+    d, c = (t - pair_highest(t) for t in (widen(difficulty), widen(competence)))
     pairs = d[item] + c[annotator]
     rows = -grad[:, :, None, None] * _share(pairs, log_norm[:, :, None, None])
     own = grad.unsqueeze(2) * _share(observed(pairs, label), (log_norm + log_q).unsqueeze(2))

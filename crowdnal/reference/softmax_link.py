@@ -74,7 +74,7 @@ def softmax_link_backward(
     """Gradients of `softmax_link` for scores, confusion, shared and mixing; what is not needed has 0 rows."""
     index = (indptr, item, annotator, order)
     g = upstream(grad_loss, grad_nll, weight, probs, mean).unsqueeze(1) * residual(probs, label)
-    dscores, dconfusion = scores.new_zeros(0, scores.shape[1]), confusion.new_zeros(0, *confusion.shape[1:])
+    dscores, dconfusion = scores.new_zeros(0, scores.shape[1]), scores.new_zeros(0, *confusion.shape[1:])
     dshared, dmixing = g.new_zeros(indptr.shape[0] - 1 if need_shared else 0, g.shape[1]), g.new_zeros(0)
     own = g if mixing is None else (1 - mixing).unsqueeze(1) * g
     if need_scores:

@@ -120,9 +120,10 @@ CROWDNAL_CLONES bool run_step(const Step<T>& step, int64_t begin, int64_t end, c
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
                                                       OptionalTensor weight, const Tensor& indptr,
-                                                      const Tensor& annotator, const Tensor& label) {
-  const Tensor a = check_confusion(log_confusion);
-  const Shape shape = shape_of(a);
+                                                      const Tensor& annotator, OptionalTensor /*order*/,
+                                                      const Tensor& label) {
+  const Tensor stored = check_confusion(log_confusion);
+  const Shape shape = shape_of(stored);
   const int64_t nnz = annotator.size(0), num_items = indptr.size(0) - 1;
   const Tensor starts = check_long(indptr, "indptr", num_items + 1), who = check_long(annotator, "annotator", nnz),
                labels = check_long(label, "label", nnz);
@@ -130,6 +131,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, 
   bool good = index.indptr[0] == 0 && index.indptr[num_items] == nnz;
   for (int64_t i = 0; i < num_items; ++i) good &= index.indptr[i] <= index.indptr[i + 1];
   STD_TORCH_CHECK(good, "crowdnal: indptr must run from 0 to ", nnz, " and must not decrease");
+  if (is_half(stored)) check_range(index.annotator, nnz, "annotator", shape.num_annotators);
+  const Tensor a = widened(stored, index.annotator, nnz);
   const bool shared = log_prior && log_prior->size(0) == 1;
   if (log_prior) log_prior = check_values(*log_prior, "log_prior", a, {shared ? 1 : num_items, shape.cols});
   STD_TORCH_CHECK(log_prior || shape.rows == shape.cols, "crowdnal: without log_prior the labels must be the classes");

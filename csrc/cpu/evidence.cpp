@@ -159,11 +159,12 @@ CROWDNAL_INSTANTIATE(double)
 
 Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                    const Tensor& annotator, const Tensor& order, const Tensor& label) {
-  const Tensor a = check_confusion(log_confusion);
-  const Shape shape = shape_of(a);
+  const Tensor stored = check_confusion(log_confusion);
+  const Shape shape = shape_of(stored);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
                                          false);
   const Index& view = index.view;
+  const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
   Tensor out = empty(a, {view.num_items, shape.cols});

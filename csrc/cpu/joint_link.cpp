@@ -46,13 +46,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
                                                          const Tensor& item, const Tensor& annotator,
                                                          const Tensor& order, const Tensor& label,
                                                          int64_t normalization, bool mean) {
-  const Tensor a = check_confusion(confusion);
-  const Shape shape = shape_of(a);  // rows = observed labels, cols = classes
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);  // rows = observed labels, cols = classes
   const auto kind = static_cast<Normalization>(normalization);
   const bool own_rows = is_normalized(kind);  // log A itself is read where it lies
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
                                          own_rows);
   const Index& view = index.view;
+  const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor prior = check_values(log_prior, "log_prior", a, {view.num_items, shape.cols});
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
@@ -86,12 +87,13 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
                                                   const Tensor& label, const Tensor& posterior,
                                                   OptionalTensor log_norm, int64_t normalization, bool mean,
                                                   bool need_log_prior, bool need_confusion) {
-  const Tensor a = check_confusion(confusion);
-  const Shape shape = shape_of(a);
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);
   const auto kind = static_cast<Normalization>(normalization);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
                                          need_confusion);
   const Index& view = index.view;
+  const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor s = check_values(posterior, "posterior", a, {view.num_items, shape.cols});
   if (log_norm) log_norm = check_values(*log_norm, "log_norm", a, {most_runs(view, shape, kind), shape.cols});

@@ -127,10 +127,11 @@ CROWDNAL_INSTANTIATE(double)
 
 Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
               const Tensor& annotator, const Tensor& order) {
-  const Tensor w = check_confusion(confusion);
-  const Shape shape = shape_of(w);
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         is_large(w, shape));
+                                         is_large(stored, shape));
+  const Tensor w = widened(stored, index.view.annotator, index.view.nnz);
   const Tensor z = check_values(scores, "scores", w, {index.view.num_items, shape.rows});
   Tensor out = empty(w, {index.view.nnz, shape.cols});
   dispatch(w, [&](auto zero) {
@@ -142,11 +143,12 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
 
 Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
                     const Tensor& annotator, const Tensor& order) {
-  const Tensor w = check_confusion(confusion);
-  const Shape shape = shape_of(w);
-  const bool large = is_large(w, shape);
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);
+  const bool large = is_large(stored, shape);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
                                          large);
+  const Tensor w = widened(stored, index.view.annotator, index.view.nnz);
   const Tensor g = check_values(grad, "grad", w, {index.view.nnz, shape.cols});
   Tensor out = empty(w, {index.view.num_items, shape.rows}), each = empty(w, {large ? index.view.nnz : 0, shape.rows});
   dispatch(w, [&](auto zero) {

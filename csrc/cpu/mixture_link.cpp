@@ -147,11 +147,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
                                                            const Tensor& item, const Tensor& annotator,
                                                            const Tensor& order, const Tensor& label,
                                                            int64_t normalization, bool mean) {
-  const Tensor a = check_confusion(confusion);
-  const Shape shape = shape_of(a);  // rows = observed labels, cols = classes
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);  // rows = observed labels, cols = classes
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
                                          true);
   const Index& view = index.view;
+  const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor log_p = check_values(log_probs, "log_probs", a, {view.num_items, shape.cols});
   const auto kind = static_cast<Normalization>(normalization);
@@ -180,11 +181,12 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(
     const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
     const Tensor& posterior, OptionalTensor log_norm, int64_t normalization, bool mean, bool need_log_probs,
     bool need_confusion) {
-  const Tensor a = check_confusion(confusion);
-  const Shape shape = shape_of(a);
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
                                          need_confusion);
   const Index& view = index.view;
+  const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor r = check_values(posterior, "posterior", a, {view.nnz, shape.cols});
   const auto kind = static_cast<Normalization>(normalization);

@@ -29,11 +29,13 @@ Inputs check_inputs(const Tensor& difficulty, const Tensor& competence, const Te
   const int64_t num_items = indptr.size(0) - 1, num_annotators = competence.size(0);
   CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, num_items, true);
   const Tensor labels = check_labels(label, index.view.nnz, tiles.labels);
-  const Tensor d = check_values(difficulty, "difficulty", competence,
+  const ScalarType type = competence.scalar_type();
+  const Tensor d = check_stored(difficulty, "difficulty", type,
                                 {num_items, tiles.classes, tiles.labels, tiles.latents});
-  const Tensor c = check_values(competence, "competence", competence,
+  const Tensor c = check_stored(competence, "competence", type,
                                 {num_annotators, tiles.classes, tiles.labels, tiles.latents});
-  return {d, c, labels, index, tiles, num_annotators};
+  return {widened(d, index.view.item, index.view.nnz), widened(c, index.view.annotator, index.view.nnz), labels, index,
+          tiles, num_annotators};
 }
 
 // [nnz] the run that each annotation is in.

@@ -13,11 +13,11 @@ Tensor select_op(const Tensor& confusion, const Tensor& annotators) {
   const Tensor chosen = check_long(annotators, "annotators", count);
   check_range(pointer<int64_t>(chosen), count, "annotators", shape.num_annotators);
   Tensor out = empty(w, {count, shape.rows, shape.cols});
-  dispatch(w, [&](auto zero) {
-    using T = decltype(zero);
-    const int64_t bytes = shape.matrix() * static_cast<int64_t>(sizeof(T)), *which = pointer<int64_t>(chosen);
-    const char* from = reinterpret_cast<const char*>(pointer<T>(w));
-    char* to = reinterpret_cast<char*>(output<T>(out));
+  dispatch_stored(w, [&](auto zero) {
+    using E = decltype(zero);
+    const int64_t bytes = shape.matrix() * static_cast<int64_t>(sizeof(E)), *which = pointer<int64_t>(chosen);
+    const char* from = reinterpret_cast<const char*>(pointer<E>(w));
+    char* to = reinterpret_cast<char*>(output<E>(out));
     parallel_for(0, count, grain(shape.matrix()), [&](int64_t begin, int64_t end) {
       // Each one is a page that no cache knows: fetch early, so that several are on their way.
       constexpr int64_t kAhead = 12, kLine = 64, kMost = 1024;

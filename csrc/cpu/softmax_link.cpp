@@ -8,11 +8,12 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
                                                    OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr,
                                                    const Tensor& item, const Tensor& annotator, const Tensor& order,
                                                    const Tensor& label, bool mean) {
-  const Tensor w = check_confusion(confusion);
-  const Shape shape = shape_of(w);
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         is_large(w, shape));
+                                         is_large(stored, shape));
   const Index& view = index.view;
+  const Tensor w = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
   if (shared) shared = check_values(*shared, "shared", w, {view.num_items, shape.cols});
@@ -36,12 +37,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> softmax_link_backward_op(
     OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
     const Tensor& annotator, const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores,
     bool need_confusion, bool need_shared, bool need_mixing) {
-  const Tensor w = check_confusion(confusion);
-  const Shape shape = shape_of(w);
-  const bool large = is_large(w, shape);
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);
+  const bool large = is_large(stored, shape);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
                                          need_confusion || large);
   const Index& view = index.view;
+  const Tensor w = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
   const Tensor softmax = check_values(probs, "probs", w, {view.nnz, shape.cols});

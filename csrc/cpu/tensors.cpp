@@ -1,5 +1,7 @@
 #include "cpu/tensors.h"
 
+#include "cpu/kernels.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -91,6 +93,50 @@ Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels) {
   return out;
 }
 
+namespace {
+
+// The shortest way to a tensor: torch::stable::empty looks its op up by name.
+Tensor allocate(int64_t dims, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+template <class E>
+void widen(const Tensor& matrices, const std::vector<int64_t>& owners, int64_t size, Tensor& out) {
+  const E* from = pointer<E>(matrices);
+  float* to = output<float>(out);
+  parallel_for(0, static_cast<int64_t>(owners.size()), grain(size), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t first = owners[t] * size;
+      for (int64_t e = first; e < first + size; ++e) to[e] = from[e];
+    }
+  });
+}
+
+}  // namespace
+
+Tensor widened(const Tensor& matrices, const int64_t* owner, int64_t count) {
+  if (!is_half(matrices)) return matrices;
+  int64_t sizes[4], strides[4], size = 1;
+  for (int64_t d = matrices.dim() - 1; d >= 0; --d) {
+    sizes[d] = matrices.size(d);
+    strides[d] = matrices.stride(d);
+    size *= d > 0 ? sizes[d] : 1;
+  }
+  Tensor out = allocate(matrices.dim(), sizes, strides, aoti_torch_dtype_float32());
+  std::vector<bool> seen(sizes[0]);
+  std::vector<int64_t> owners;
+  for (int64_t n = 0; n < count; ++n) {
+    if (!seen[owner[n]]) owners.push_back(owner[n]);
+    seen[owner[n]] = true;
+  }
+  const auto to_float = matrices.scalar_type() == ScalarType::Half ? widen<Half> : widen<BFloat16>;
+  to_float(matrices, owners, size, out);
+  return out;
+}
+
 Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
   constexpr int64_t kHugePage = 1 << 21;
   int64_t strides[4], count = 1, d = static_cast<int64_t>(sizes.size());
@@ -100,10 +146,7 @@ Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
   }
   int32_t dtype;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
-  AtenTensorHandle handle;  // the shortest way to a tensor: torch::stable::empty looks its op up by name
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
-                                                  aoti_torch_device_type_cpu(), 0, &handle));
-  Tensor out(handle);
+  Tensor out = allocate(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype);
 #if defined(__linux__)
   const int64_t bytes = count * (like.scalar_type() == ScalarType::Double ? 8 : 4);
   if (bytes >= 4 * kHugePage) {  // fresh memory of this size is ruled by page faults; a refusal changes nothing

@@ -28,6 +28,10 @@ void check_range(const int64_t* values, int64_t count, const char* name, int64_t
 // Labels [nnz] in 0..num_labels-1, contiguous.
 Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels);
 
+// `matrices` [R, ...], contiguous, or if they are in half precision, those that `owner` [count] names in single precision;
+// the others are not initialised, so that no memory need stand behind them.
+Tensor widened(const Tensor& matrices, const int64_t* owner, int64_t count);
+
 // Not initialised, of the dtype of `like`.
 Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes);
 

@@ -90,8 +90,8 @@ void column_sums(Context& context, const Values& values, int64_t count, int64_t 
 
 // `item` [nnz] is written here; `order` must be there. log_prior null: the start.
 // posterior [N, classes], counts [R, labels, classes], totals [classes], loss []
-template <class T>
-void em_step(Context& context, const T* log_prior, bool shared, const T* log_confusion, const T* weight,
+template <class T, class E>
+void em_step(Context& context, const T* log_prior, bool shared, const E* log_confusion, const T* weight,
              const int64_t* label, const Index& index, int64_t* item, const Shape& shape, T* loss, T* posterior,
              T* counts, T* totals) {
   const int64_t classes = shape.cols, size = index.num_items * classes;
@@ -104,7 +104,7 @@ void em_step(Context& context, const T* log_prior, bool shared, const T* log_con
     context.zero(loss, 1);
     launch(context, shares_kernel<T>, ceil_div(size, kThreads), kThreads, 0, weight, label, index, classes, posterior);
   }
-  sum_labelled(context, ItemRows<T>{posterior, classes, item, weight}, label, index, shape, counts);
+  sum_labelled(context, item_rows<T>(posterior, classes, item, weight), label, index, shape, counts);
   column_sums(context, Informed<T>{posterior, classes, index.indptr, weight}, index.num_items, classes, totals);
 }
 

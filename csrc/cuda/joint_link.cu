@@ -18,10 +18,11 @@ Tensors4 joint_link_op(const Tensor& log_prior, const Tensor& confusion, Optiona
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor loss = op.empty({}), nll = op.empty({index.num_items}), posterior = op.empty({index.num_items, shape.cols});
   Tensor log_norm = op.empty({most_runs(index, shape, kind), shape.cols});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
     joint_link(op, op.values<T>(log_prior, "log_prior", {index.num_items, shape.cols}), false,
-               op.matrices<T>(confusion), op.values<T>(weight, "weight", {index.nnz}), labels, index, shape, kind, mean,
+               op.matrices<E>(confusion), op.values<T>(weight, "weight", {index.nnz}), labels, index, shape, kind, mean,
                output<T>(loss), output<T>(nll), output<T>(posterior), output<T>(log_norm));
   });
   return {loss, nll, posterior, log_norm};
@@ -42,10 +43,11 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor dlog_prior = op.empty({need_log_prior ? index.num_items : 0, shape.cols});
   Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
     joint_link_backward(op, op.values<T>(grad_loss, "grad_loss", {}),
-                        op.values<T>(grad_nll, "grad_nll", {index.num_items}), op.matrices<T>(confusion),
+                        op.values<T>(grad_nll, "grad_nll", {index.num_items}), op.matrices<E>(confusion),
                         op.values<T>(weight, "weight", {index.nnz}), labels,
                         op.values<T>(posterior, "posterior", {index.num_items, shape.cols}),
                         op.values<T>(log_norm, "log_norm", {most_runs(index, shape, kind), shape.cols}), index, shape,
@@ -54,36 +56,26 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
   return {dlog_prior, dconfusion};
 }
 
-// Stable: the positions that sort the annotators.
-Tensor sorted_order(const Tensor& annotator) {
-  constexpr int64_t kRows = 0;
-  std::array<StableIValue, 4> stack{torch::stable::detail::from(annotator),
-                                    torch::stable::detail::from(std::optional<bool>(true)),
-                                    torch::stable::detail::from(kRows), torch::stable::detail::from(false)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
-  torch::stable::detail::to<Tensor>(stack[0]);  // the sorted values, owned and dropped
-  return torch::stable::detail::to<Tensor>(stack[1]);
-}
-
 Tensors4 em_step_op(OptionalTensor log_prior, const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr,
-                    const Tensor& annotator, const Tensor& label) {
+                    const Tensor& annotator, OptionalTensor order, const Tensor& label) {
+  STD_TORCH_CHECK(order, "crowdnal: em_step on CUDA needs the order of the annotators");
   Op op(log_confusion);
   check_confusion(log_confusion);
   const Shape shape = shape_of(log_confusion);
   const int64_t nnz = annotator.size(0), num_items = indptr.size(0) - 1;
   STD_TORCH_CHECK(log_prior || shape.rows == shape.cols, "crowdnal: without log_prior the labels must be the classes");
-  op.longs(annotator, "annotator", nnz);
   int64_t* item = op.scratch<int64_t>(nnz);
   const Index index{op.longs(indptr, "indptr", num_items + 1), item, op.longs(annotator, "annotator", nnz),
-                    op.longs(sorted_order(annotator), "order", nnz), num_items, nnz};
+                    op.longs(*order, "order", nnz), num_items, nnz};
   const int64_t* labels = op.longs(label, "label", nnz);
   const bool shared = log_prior && log_prior->size(0) == 1;
   Tensor loss = op.empty({}), posterior = op.empty({num_items, shape.cols}), totals = op.empty({shape.cols});
   Tensor counts = op.empty({shape.num_annotators, shape.rows, shape.cols});
-  dispatch(log_confusion, [&](auto zero) {
-    using T = decltype(zero);
+  dispatch_stored(log_confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
     em_step(op, op.values<T>(log_prior, "log_prior", {shared ? 1 : num_items, shape.cols}),
-            shared, op.matrices<T>(log_confusion), op.values<T>(weight, "weight", {nnz}), labels, index, item, shape,
+            shared, op.matrices<E>(log_confusion), op.values<T>(weight, "weight", {nnz}), labels, index, item, shape,
             output<T>(loss), output<T>(posterior), output<T>(counts), output<T>(totals));
   });
   return {loss, posterior, counts, totals};
@@ -97,9 +89,11 @@ Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Ten
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor out = op.empty({index.num_items, shape.cols});
-  dispatch(log_confusion, [&](auto zero) {
-    using T = decltype(zero);
-    const auto rows = normalize<T>(op, op.matrices<T>(log_confusion), labels, index, shape, Normalization::kNone, nullptr);
+  dispatch_stored(log_confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
+    const LogConfusion<T, E> rows{op.matrices<E>(log_confusion), shape.num_annotators, shape.rows, shape.cols,
+                                  Normalization::kNone, index.annotator, labels, nullptr, nullptr};
     evidence(op, rows, op.values<T>(weight, "weight", {index.nnz}), index, shape.cols, output<T>(out));
   });
   return out;
@@ -117,8 +111,8 @@ Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indp
   Tensor out = op.empty({num_annotators, num_labels, shape.cols});
   dispatch(values, [&](auto zero) {
     using T = decltype(zero);
-    const ItemRows<T> rows{op.values<T>(values, "values", {index.num_items, shape.cols}), shape.cols, index.item,
-                           op.values<T>(weight, "weight", {index.nnz})};
+    const auto rows = item_rows<T>(op.values<T>(values, "values", {index.num_items, shape.cols}), shape.cols,
+                                   index.item, op.values<T>(weight, "weight", {index.nnz}));
     sum_labelled(op, rows, labels, index, shape, output<T>(out));
   });
   return out;

@@ -9,15 +9,20 @@
 namespace crowdnal::cuda {
 
 // log prior_i[k] + evidence
-template <class T>
+template <class T, class Rows>
 struct JointTerm {
   const T* prior;  // [B, classes], or one row for all items
   bool shared;
   const T* weight;  // [nnz] or null
   Index index;
-  LogConfusion<T> rows;
-  __device__ T operator()(int64_t i, int64_t k) const {
-    return prior[(shared ? 0 : i * rows.classes) + k] + sum_evidence(rows, weight, index, i, k);
+  Rows rows;
+  int64_t grain() const { return rows.grain() | cuda::grain(0, prior); }
+  template <int V>
+  __device__ void load(int64_t i, int64_t k, T* to) const {
+    T own[V];
+    cuda::load<V>(prior + (shared ? 0 : i * rows.classes) + k, own);
+    sum_evidence<V>(rows, weight, index, i, k, to);
+    for (int v = 0; v < V; ++v) to[v] += own[v];
   }
 };
 
@@ -30,13 +35,14 @@ struct ItemNegativeLog {
 };
 
 // posterior [B, classes], nll [B], loss [], log_norm [min(nnz, R), classes] ([0, classes] for kNone)
-template <class T>
-void joint_link(Context& context, const T* log_prior, bool shared, const T* confusion, const T* weight,
+template <class T, class E>
+void joint_link(Context& context, const T* log_prior, bool shared, const E* confusion, const T* weight,
                 const int64_t* label, const Index& index, const Shape& shape, Normalization kind, bool mean, T* loss,
                 T* nll, T* posterior, T* log_norm) {
-  const JointTerm<T> term{log_prior, shared, weight, index,
-                          normalize(context, confusion, label, index, shape, kind, log_norm)};
-  posteriors(context, term, ItemNegativeLog<T>{nll, index.indptr}, index.num_items, shape.cols, posterior);
+  with_normalized(context, confusion, label, index, shape, kind, log_norm, [&](auto rows) {
+    const JointTerm<T, decltype(rows)> term{log_prior, shared, weight, index, rows};
+    posteriors(context, term, ItemNegativeLog<T>{nll, index.indptr}, index.num_items, shape.cols, posterior);
+  });
   const double* count = mean ? count_annotated(context, index) : nullptr;
   sum_values(context, nll, static_cast<const T*>(nullptr), index.num_items, 1, count, loss);
 }
@@ -55,8 +61,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
-void joint_link_backward(Context& context, const T* grad_loss, const T* grad_nll, const T* confusion, const T* weight,
+template <class T, class E>
+void joint_link_backward(Context& context, const T* grad_loss, const T* grad_nll, const E* confusion, const T* weight,
                          const int64_t* label, const T* posterior, const T* log_norm, const Index& index,
                          const Shape& shape, Normalization kind, bool mean, T* log_prior_grad, T* confusion_grad) {
   const int64_t size = index.num_items * shape.cols;
@@ -65,7 +71,7 @@ void joint_link_backward(Context& context, const T* grad_loss, const T* grad_nll
   launch(context, joint_grad_kernel<T>, ceil_div(size, kThreads), kThreads, 0, grad_loss, grad_nll, count, posterior,
          index, shape.cols, grad);
   if (!confusion_grad) return;
-  sum_labelled(context, ItemRows<T>{grad, shape.cols, index.item, weight}, label, index, shape, confusion_grad);
+  sum_labelled(context, item_rows<T>(grad, shape.cols, index.item, weight), label, index, shape, confusion_grad);
   through_normalization(context, confusion, log_norm, index, shape, kind, confusion_grad);
 }
 

@@ -21,7 +21,15 @@
 #define CROWDNAL_DYNAMIC_SHARED(T, name)                           \
   extern __shared__ __align__(16) unsigned char crowdnal_shared[]; \
   T* name = reinterpret_cast<T*>(crowdnal_shared)
-#define CROWDNAL_ASSERT(condition) assert(condition)
+#define CROWDNAL_UNROLL _Pragma("unroll")
+// Behind the trap nothing lives on: no registers are kept for a return from the report.
+#define CROWDNAL_ASSERT(condition) \
+  do {                             \
+    if (!(condition)) {            \
+      assert(condition);           \
+      __trap();                    \
+    }                              \
+  } while (0)
 
 namespace crowdnal::cuda {
 

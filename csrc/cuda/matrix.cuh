@@ -27,9 +27,9 @@ struct ScoreRows {
 
 // A block owns out[n, tile] of up to kGroup annotations n of one annotator, which lie together in `order`:
 // out[n, o] = sum_i in[n, i] M[i, o], M = the annotator's matrix [rows, cols], or its transpose.
-template <class T, bool kTransposed, class Rows>
+template <class T, class E, bool kTransposed, class Rows>
 __global__ void __launch_bounds__(kTile)
-    multiply_kernel(Rows in, const T* confusion, Index index, Shape shape, T* out) {
+    multiply_kernel(Rows in, const E* confusion, Index index, Shape shape, T* out) {
   constexpr int kStride = kDepth + 1;  // so that the columns of a tile lie in different banks
   CROWDNAL_SHARED(T, x, kGroup * kDepth);
   CROWDNAL_SHARED(T, w, kTransposed ? kTile * kStride : 1);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kTile)
     if (p % kGroup != 0 && index.annotator[index.order[p - 1]] == r) continue;  // another block's
     int count = 1;
     while ((p + count) % kGroup != 0 && p + count < index.nnz && index.annotator[index.order[p + count]] == r) ++count;
-    const T* matrix = confusion + r * shape.rows * shape.cols;
+    const E* matrix = confusion + r * shape.rows * shape.cols;
     T sums[kGroup] = {};
     for (int64_t first = 0; first < depth; first += kDepth) {
       __syncthreads();  // the tiles before are read
@@ -58,14 +58,14 @@ __global__ void __launch_bounds__(kTile)
       }
       for (int e = threadIdx.x; kTransposed && e < kTile * kDepth; e += kTile) {
         const int64_t row = unit % tiles * kTile + e / kDepth, i = first + e % kDepth;
-        w[e / kDepth * kStride + e % kDepth] = row < width && i < depth ? matrix[row * shape.cols + i] : T(0);
+        w[e / kDepth * kStride + e % kDepth] = row < width && i < depth ? T(matrix[row * shape.cols + i]) : T(0);
       }
       __syncthreads();
       if (o >= width) continue;
       const int most = depth - first < kDepth ? static_cast<int>(depth - first) : kDepth;
       T part[kGroup] = {};
       for (int i = 0; i < most; ++i) {
-        const T m = kTransposed ? T(w[threadIdx.x * kStride + i]) : matrix[(first + i) * shape.cols + o];
+        const T m = kTransposed ? T(w[threadIdx.x * kStride + i]) : T(matrix[(first + i) * shape.cols + o]);
         for (int j = 0; j < kGroup; ++j) part[j] += x[j * kDepth + i] * m;
       }
       for (int j = 0; j < kGroup; ++j) sums[j] += part[j];
@@ -77,18 +77,18 @@ __global__ void __launch_bounds__(kTile)
 }
 
 // out[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k]                                    out: [nnz, cols]
-template <class T>
-void multiply(Context& context, const T* scores, const T* confusion, const Index& index, const Shape& shape, T* out) {
+template <class T, class E>
+void multiply(Context& context, const T* scores, const E* confusion, const Index& index, const Shape& shape, T* out) {
   const ScoreRows<T> in{scores, shape.rows, index.item};
-  launch(context, multiply_kernel<T, false, ScoreRows<T>>, index.nnz * ceil_div(shape.cols, kTile), kTile, 0, in,
+  launch(context, multiply_kernel<T, E, false, ScoreRows<T>>, index.nnz * ceil_div(shape.cols, kTile), kTile, 0, in,
          confusion, index, shape, out);
 }
 
 // out[n, c] = sum_k confusion[annotator_n, c, k] grad[n, k]                                           out: [nnz, rows]
-template <class T>
-void multiply_transposed(Context& context, const GradRows<T>& grad, const T* confusion, const Index& index,
+template <class T, class E>
+void multiply_transposed(Context& context, const GradRows<T>& grad, const E* confusion, const Index& index,
                          const Shape& shape, T* out) {
-  launch(context, multiply_kernel<T, true, GradRows<T>>, index.nnz * ceil_div(shape.rows, kTile), kTile, 0, grad,
+  launch(context, multiply_kernel<T, E, true, GradRows<T>>, index.nnz * ceil_div(shape.rows, kTile), kTile, 0, grad,
          confusion, index, shape, out);
 }
 

@@ -7,13 +7,8 @@
 
 namespace crowdnal::cuda {
 
-#define CROWDNAL_INSTANTIATE(T)                                                                                \
-  template void mix<T>(Context&, const MixInput<T>&, const Index&, const Shape&, T*, T*);                      \
-  template void mix_items<T>(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);          \
-  template void mix_annotators<T>(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);
-CROWDNAL_INSTANTIATE(float)
-CROWDNAL_INSTANTIATE(double)
-#undef CROWDNAL_INSTANTIATE
+#define CROWDNAL_TEMPLATE template
+#include "cuda/mix_instances.h"
 
 namespace {
 
@@ -24,10 +19,11 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
   const Shape shape = shape_of(confusion);
   const Index index = op.index(indptr, item, annotator, order);
   Tensor out = op.empty({index.nnz, shape.cols});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
-    const MixInput<T> input{op.values<T>(scores, "scores", {index.num_items, shape.rows}), op.matrices<T>(confusion),
-                            nullptr, nullptr, nullptr};
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
+    const MixInput<T, E> input{op.values<T>(scores, "scores", {index.num_items, shape.rows}),
+                               op.matrices<E>(confusion)};
     mix(op, input, index, shape, output<T>(out), static_cast<T*>(nullptr));
   });
   return out;
@@ -40,10 +36,11 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
   const Shape shape = shape_of(confusion);
   const Index index = op.index(indptr, item, annotator, order);
   Tensor out = op.empty({index.num_items, shape.rows});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
     const GradRows<T> rows{op.values<T>(grad, "grad", {index.nnz, shape.cols}), shape.cols};
-    mix_items(op, rows, op.matrices<T>(confusion), index, shape, output<T>(out));
+    mix_items(op, rows, op.matrices<E>(confusion), index, shape, output<T>(out));
   });
   return out;
 }
@@ -70,10 +67,10 @@ Tensor select_op(const Tensor& confusion, const Tensor& annotators) {
   const Shape shape = shape_of(confusion);
   const int64_t count = annotators.size(0);
   const int64_t* chosen = op.longs(annotators, "annotators", count);
-  Tensor out = op.empty({count, shape.rows, shape.cols});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
-    select(op, op.matrices<T>(confusion), chosen, count, shape, output<T>(out));
+  Tensor out = op.empty_stored({count, shape.rows, shape.cols});
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    select(op, op.matrices<E>(confusion), chosen, count, shape, output<E>(out));
   });
   return out;
 }

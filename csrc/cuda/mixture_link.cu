@@ -19,9 +19,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor loss = op.empty({}), nll = op.empty({index.nnz}), posterior = op.empty({index.nnz, shape.cols});
   Tensor log_norm = op.empty({most_runs(index, shape, kind), shape.cols});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
-    mixture_link(op, op.values<T>(log_probs, "log_probs", {index.num_items, shape.cols}), op.matrices<T>(confusion),
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
+    mixture_link(op, op.values<T>(log_probs, "log_probs", {index.num_items, shape.cols}), op.matrices<E>(confusion),
                  op.values<T>(weight, "weight", {index.nnz}), labels, index, shape, kind, mean, output<T>(loss),
                  output<T>(nll), output<T>(posterior), output<T>(log_norm));
   });
@@ -43,8 +44,9 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor dlog_probs = op.empty({need_log_probs ? index.num_items : 0, shape.cols});
   Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
     const GradRows<T> grad{op.values<T>(posterior, "posterior", {index.nnz, shape.cols}),
                            shape.cols,
                            nullptr,
@@ -54,7 +56,7 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
                            static_cast<T>(mean ? std::max<int64_t>(1, index.nnz) : 1),
                            T(0),
                            T(-1)};
-    mixture_link_backward(op, grad, op.matrices<T>(confusion), labels,
+    mixture_link_backward(op, grad, op.matrices<E>(confusion), labels,
                           op.values<T>(log_norm, "log_norm", {most_runs(index, shape, kind), shape.cols}), index, shape,
                           kind, output_if<T>(need_log_probs, dlog_probs), output_if<T>(need_confusion, dconfusion));
   });

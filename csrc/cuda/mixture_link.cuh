@@ -10,15 +10,21 @@
 namespace crowdnal::cuda {
 
 // log p_i[k] A_r[y_n, k]
-template <class T>
+template <class T, class Rows>
 struct MixtureTerm {
   const T* log_probs;   // [B, classes]
   const int64_t* item;  // [nnz]
   int64_t num_items;
-  LogConfusion<T> rows;
-  __device__ T operator()(int64_t n, int64_t k) const {
-    CROWDNAL_ASSERT(0 <= item[n] && item[n] < num_items);
-    return log_probs[item[n] * rows.classes + k] + rows(n, k);
+  Rows rows;
+  int64_t grain() const { return rows.grain() | cuda::grain(0, log_probs); }
+  template <int V>
+  __device__ void load(int64_t n, int64_t k, T* to) const {
+    const int64_t i = item[n];
+    CROWDNAL_ASSERT(0 <= i && i < num_items);
+    T prior[V];
+    cuda::load<V>(log_probs + i * rows.classes + k, prior);
+    rows.template load<V>(n, k, to);
+    for (int v = 0; v < V; ++v) to[v] += prior[v];
   }
 };
 
@@ -29,31 +35,25 @@ struct NegativeLog {
 };
 
 // posterior [nnz, classes], nll [nnz], loss [], log_norm [min(nnz, R), classes] ([0, classes] for kNone)
-template <class T>
-void mixture_link(Context& context, const T* log_probs, const T* confusion, const T* weight, const int64_t* label,
+template <class T, class E>
+void mixture_link(Context& context, const T* log_probs, const E* confusion, const T* weight, const int64_t* label,
                   const Index& index, const Shape& shape, Normalization kind, bool mean, T* loss, T* nll, T* posterior,
                   T* log_norm) {
-  const MixtureTerm<T> term{log_probs, index.item, index.num_items,
-                            normalize(context, confusion, label, index, shape, kind, log_norm)};
-  posteriors(context, term, NegativeLog<T>{nll}, index.nnz, shape.cols, posterior);
+  with_normalized(context, confusion, label, index, shape, kind, log_norm, [&](auto rows) {
+    const MixtureTerm<T, decltype(rows)> term{log_probs, index.item, index.num_items, rows};
+    posteriors(context, term, NegativeLog<T>{nll}, index.nnz, shape.cols, posterior);
+  });
   weighted_sum(context, nll, weight, index.nnz, mean ? std::max<int64_t>(1, index.nnz) : 1, loss);
 }
 
-// The gradient of each annotation for its log joint.
-template <class T>
-struct MixtureRows {
-  GradRows<T> grad;  // values: the posterior
-  __device__ T operator()(int64_t n, int64_t k) const { return grad.value(n, grad.factor(n), -1, k); }
-};
-
 // `grad`: -d output / d nll times the posterior. log_norm: that of the forward, or null to make it again.
-template <class T>
-void mixture_link_backward(Context& context, const GradRows<T>& grad, const T* confusion, const int64_t* label,
+template <class T, class E>
+void mixture_link_backward(Context& context, const GradRows<T>& grad, const E* confusion, const int64_t* label,
                            const T* log_norm, const Index& index, const Shape& shape, Normalization kind,
                            T* log_probs_grad, T* confusion_grad) {
   if (log_probs_grad) sum_items(context, grad, index, log_probs_grad);
   if (!confusion_grad) return;
-  sum_labelled(context, MixtureRows<T>{grad}, label, index, shape, confusion_grad);
+  sum_labelled(context, grad, label, index, shape, confusion_grad);
   through_normalization(context, confusion, log_norm, index, shape, kind, confusion_grad);
 }
 

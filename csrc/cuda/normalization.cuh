@@ -27,24 +27,23 @@ __device__ T join_ways(T value, Array& shared, const Join& join) {
 }
 
 // log_norm[run, k] = log sum_y f(x[y, k]); 0 behind the last run.                          log_norm: [runs.most, classes]
-template <class T>
+// log_a: log A of those present [R, labels, classes], if it is wanted.
+template <class T, class E>
 __global__ void __launch_bounds__(kWays* kLanes)
-    log_norms_kernel(const T* confusion, Index index, Shape shape, Runs runs, Normalization kind, T* log_norm) {
+    log_norms_kernel(const E* confusion, Shape shape, Runs runs, Normalization kind, T* log_norm, T* log_a) {
   CROWDNAL_SHARED(T, shared, kWays * kLanes);
   const int way = threadIdx.x / kLanes;
   const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
   for (int64_t unit = blockIdx.x; unit < runs.most * tiles; unit += gridDim.x) {
-    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, p = runs.begin[run];
-    if (p == index.nnz) {
+    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, r = runs.annotator[run];
+    if (r < 0) {
       if (way == 0 && k < classes) log_norm[run * classes + k] = T(0);
       continue;
     }
-    const int64_t r = index.annotator[index.order[p]];
-    CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
-    const T* x = confusion + r * labels * classes + k;
+    const E* x = confusion + r * labels * classes + k;
     T highest = -INFINITY;
     for (int64_t y = way; k < classes && y < labels; y += kWays) {
-      const T v = log_value(x[y * classes], kind);
+      const T v = log_value(T(x[y * classes]), kind);
       highest = v > highest ? v : highest;
     }
     highest = join_ways(highest, shared, [](T a, T b) { return b > a ? b : a; });
@@ -52,27 +51,31 @@ __global__ void __launch_bounds__(kWays* kLanes)
     BlockSum<T> sum;
     int in_block = 0;
     for (int64_t y = way; k < classes && y < labels; y += kWays) {
-      sum.add(std::exp(log_value(x[y * classes], kind) - shift));
+      sum.add(std::exp(log_value(T(x[y * classes]), kind) - shift));
       if (++in_block % kBlock == 0) sum.close();
     }
     sum.close();
     const T total = join_ways(sum.total, shared, [](T a, T b) { return a + b; });
-    if (way == 0 && k < classes) log_norm[run * classes + k] = shift + std::log(total);
+    const T norm = shift + std::log(total);
+    if (way == 0 && k < classes) log_norm[run * classes + k] = norm;
+    for (int64_t y = way; log_a && k < classes && y < labels; y += kWays) {
+      log_a[(r * labels + y) * classes + k] = log_value(T(x[y * classes]), kind) - norm;
+    }
   }
 }
 
 // In place, for the annotators who are present: the gradient for log A becomes that for x, slope (G - A sum_y G) with
 // slope = d log f / dx.                                                                      grad: [R, labels, classes]
-template <class T>
+template <class T, class E>
 __global__ void __launch_bounds__(kWays* kLanes)
-    normalization_grad_kernel(const T* confusion, const T* log_norm, Index index, Shape shape, Runs runs,
-                              Normalization kind, T* grad) {
+    normalization_grad_kernel(const E* confusion, const T* log_norm, Shape shape, Runs runs, Normalization kind,
+                              T* grad) {
   CROWDNAL_SHARED(T, shared, kWays * kLanes);
   const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
   for (int64_t unit = blockIdx.x; unit < runs.most * tiles; unit += gridDim.x) {
-    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, p = runs.begin[run];
-    if (p == index.nnz) continue;
-    const int64_t first = index.annotator[index.order[p]] * labels * classes + k;
+    const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, r = runs.annotator[run];
+    if (r < 0) continue;
+    const int64_t first = r * labels * classes + k;
     BlockSum<T> sum;
     int in_block = 0;
     for (int64_t y = threadIdx.x / kLanes; k < classes && y < labels; y += kWays) {
@@ -91,21 +94,26 @@ __global__ void __launch_bounds__(kWays* kLanes)
 }
 
 // What the rows of log A are made from; `log_norm` is not read for kNone.
-template <class T>
+template <class T, class E>
 struct LogConfusion {
-  const T* confusion;      // [R, labels, classes]
+  const E* confusion;      // [R, labels, classes]
   int64_t num_annotators, labels, classes;
   Normalization kind;
   const int64_t* annotator;  // [nnz]
   const int64_t* label;      // [nnz]
-  const int64_t* run;        // [nnz]
+  const int64_t* run;        // [R]
   const T* log_norm;         // [runs, classes]
 
-  __device__ T operator()(int64_t n, int64_t k) const {
+  int64_t grain() const { return cuda::grain(classes, confusion, log_norm); }
+  template <int V>
+  __device__ void load(int64_t n, int64_t k, T* to) const {
     const int64_t r = annotator[n], y = label[n];
     CROWDNAL_ASSERT(0 <= r && r < num_annotators && 0 <= y && y < labels);
-    const T x = confusion[(r * labels + y) * classes + k];
-    return kind == Normalization::kNone ? x : log_value(x, kind) - log_norm[run[n] * classes + k];
+    cuda::load<V>(confusion + (r * labels + y) * classes + k, to);
+    if (kind == Normalization::kNone) return;
+    T norm[V];
+    cuda::load<V>(log_norm + run[r] * classes + k, norm);
+    for (int v = 0; v < V; ++v) to[v] = log_value(to[v], kind) - norm[v];
   }
 };
 
@@ -114,35 +122,42 @@ inline int64_t most_runs(const Index& index, const Shape& shape, Normalization k
   return kind == Normalization::kNone ? 0 : std::min(index.nnz, shape.num_annotators);
 }
 
-// Normalises the matrices of the batch into log_norm [min(nnz, R), classes], except for kNone.
-template <class T>
-LogConfusion<T> normalize(Context& context, const T* confusion, const int64_t* label, const Index& index,
-                          const Shape& shape, Normalization kind, T* log_norm) {
-  LogConfusion<T> out{confusion, shape.num_annotators, shape.rows, shape.cols, kind, index.annotator, label, nullptr,
-                      log_norm};
-  if (kind == Normalization::kNone) return out;
+// body(rows of log A), the matrices of the batch normalised into log_norm [min(nnz, R), classes], except for kNone.
+template <class T, class E, class Body>
+void with_normalized(Context& context, const E* confusion, const int64_t* label, const Index& index, const Shape& shape,
+                     Normalization kind, T* log_norm, const Body& body) {
+  LogConfusion<T, E> rows{confusion, shape.num_annotators, shape.rows, shape.cols, kind, index.annotator, label, nullptr,
+                          log_norm};
+  if (kind == Normalization::kNone) return body(rows);
   const Runs runs = find_runs(context, index, shape.num_annotators);
-  launch(context, log_norms_kernel<T>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, index,
-         shape, runs, kind, log_norm);
-  out.run = runs.of;
-  return out;
+  T* log_a = nullptr;  // where a row is read more than once
+  if (shape.num_annotators * shape.rows <= index.nnz) {
+    log_a = context.template scratch<T>(shape.num_annotators * shape.matrix());
+  }
+  launch(context, log_norms_kernel<T, E>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, shape,
+         runs, kind, log_norm, log_a);
+  rows.run = runs.of;
+  if (!log_a) return body(rows);
+  body(LogConfusion<T, T>{log_a, shape.num_annotators, shape.rows, shape.cols, Normalization::kNone, index.annotator,
+                          label, nullptr, log_norm});
 }
 
 // The gradient `grad` [R, labels, classes] for log A in place to that for the stored confusion. log_norm: that of
-// `normalize`, or null to make it again.
-template <class T>
-void through_normalization(Context& context, const T* confusion, const T* log_norm, const Index& index,
+// `with_normalized`, or null to make it again.
+template <class T, class E>
+void through_normalization(Context& context, const E* confusion, const T* log_norm, const Index& index,
                            const Shape& shape, Normalization kind, T* grad) {
   if (kind == Normalization::kNone) return;
   const Runs runs = find_runs(context, index, shape.num_annotators);
   const int64_t blocks = runs.most * ceil_div(shape.cols, kLanes);
   if (!log_norm) {
     T* own = context.template scratch<T>(runs.most * shape.cols);
-    launch(context, log_norms_kernel<T>, blocks, kWays * kLanes, 0, confusion, index, shape, runs, kind, own);
+    launch(context, log_norms_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, shape, runs, kind, own,
+           static_cast<T*>(nullptr));
     log_norm = own;
   }
-  launch(context, normalization_grad_kernel<T>, blocks, kWays * kLanes, 0, confusion, log_norm, index, shape, runs,
-         kind, grad);
+  launch(context, normalization_grad_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, log_norm, shape, runs, kind,
+         grad);
 }
 
 }  // namespace crowdnal::cuda

@@ -21,9 +21,14 @@ class Op : public Device {
   const T* values(const OptionalTensor& tensor, const char* name, std::initializer_list<int64_t> sizes) {
     return tensor ? values<T>(*tensor, name, sizes) : nullptr;
   }
-  template <class T>
-  const T* matrices(const Tensor& confusion) {
-    return pointer<T>(keep(check_confusion(here(confusion, "confusion"))));
+  template <class E>
+  const E* matrices(const Tensor& confusion) {
+    return pointer<E>(keep(check_confusion(here(confusion, "confusion"))));
+  }
+  // Of the dtype of `like` itself.
+  template <class E>
+  const E* stored(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes) {
+    return pointer<E>(keep(check_stored(here(tensor, name), name, like_.scalar_type(), sizes)));
   }
   const int64_t* longs(const Tensor& tensor, const char* name, int64_t size) {
     return pointer<int64_t>(keep(check_long(here(tensor, name), name, size)));
@@ -34,19 +39,27 @@ class Op : public Device {
             longs(order, "order", nnz), num_items, nnz};
   }
 
-  // Not initialised, of the dtype and on the device of `like`.
+  // Not initialised, on the device of `like` and of the dtype that it is computed in.
   Tensor empty(std::initializer_list<int64_t> sizes) const {
+    return is_half(like_) ? make(sizes, aoti_torch_dtype_float32()) : empty_stored(sizes);
+  }
+  // Of the dtype of `like` itself.
+  Tensor empty_stored(std::initializer_list<int64_t> sizes) const {
+    int32_t dtype;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like_.get(), &dtype));
+    return make(sizes, dtype);
+  }
+
+ private:
+  using Device::make;
+  Tensor make(std::initializer_list<int64_t> sizes, int32_t dtype) const {
     int64_t strides[4], count = 1, d = static_cast<int64_t>(sizes.size());
     for (auto size = sizes.end(); size != sizes.begin();) {
       strides[--d] = count;
       count *= std::max<int64_t>(1, *--size);
     }
-    int32_t dtype;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like_.get(), &dtype));
     return make(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype);
   }
-
- private:
   const Tensor& here(const Tensor& tensor, const char* name) const {
     STD_TORCH_CHECK(has(tensor), "crowdnal: ", name, " is not on the device of the other arguments");
     return tensor;

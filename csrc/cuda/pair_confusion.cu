@@ -6,12 +6,13 @@
 namespace crowdnal::cuda {
 namespace {
 
-template <class T>
-Pairs<T> pairs_of(Op& op, const Tensor& difficulty, const Tensor& competence, const Index& index, const Tensor& label) {
+template <class T, class E>
+Pairs<T, E> pairs_of(Op& op, const Tensor& difficulty, const Tensor& competence, const Index& index,
+                     const Tensor& label) {
   const int64_t annotators = competence.size(0), classes = competence.size(1), labels = competence.size(2),
                 latents = competence.size(3);
-  return {op.values<T>(difficulty, "difficulty", {index.num_items, classes, labels, latents}),
-          op.values<T>(competence, "competence", {annotators, classes, labels, latents}),
+  return {op.stored<E>(difficulty, "difficulty", {index.num_items, classes, labels, latents}),
+          op.stored<E>(competence, "competence", {annotators, classes, labels, latents}),
           annotators, classes, labels, latents, index, op.longs(label, "label", index.nnz), nullptr, nullptr};
 }
 
@@ -27,9 +28,10 @@ std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Ten
   Op op(competence);
   const Index index = op.index(indptr, item, annotator, order);
   Tensor log_q = op.empty({index.nnz, competence.size(1)}), log_norm = op.empty({index.nnz, competence.size(1)});
-  dispatch(competence, [&](auto zero) {
-    using T = decltype(zero);
-    pair_confusion(op, pairs_of<T>(op, difficulty, competence, index, label), output<T>(log_q), output<T>(log_norm));
+  dispatch_stored(competence, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
+    pair_confusion(op, pairs_of<T, E>(op, difficulty, competence, index, label), output<T>(log_q), output<T>(log_norm));
   });
   return {log_q, log_norm};
 }
@@ -45,9 +47,10 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
   const int64_t classes = competence.size(1), labels = competence.size(2), latents = competence.size(3);
   Tensor ddifficulty = op.empty({need_difficulty ? index.num_items : 0, classes, labels, latents});
   Tensor dcompetence = op.empty({need_competence ? competence.size(0) : 0, classes, labels, latents});
-  dispatch(competence, [&](auto zero) {
-    using T = decltype(zero);
-    const PairGrad<T> rows{pairs_of<T>(op, difficulty, competence, index, label),
+  dispatch_stored(competence, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
+    const PairGrad<T, E> rows{pairs_of<T, E>(op, difficulty, competence, index, label),
                            op.values<T>(grad, "grad", {index.nnz, classes}),
                            op.values<T>(log_q, "log_q", {index.nnz, classes}),
                            op.values<T>(log_norm, "log_norm", {index.nnz, classes})};

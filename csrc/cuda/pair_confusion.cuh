@@ -5,10 +5,10 @@
 
 namespace crowdnal::cuda {
 
-template <class T>
+template <class T, class E>
 struct Pairs {
-  const T* difficulty;  // [B, classes, labels, latents]
-  const T* competence;  // [R, classes, labels, latents]
+  const E* difficulty;  // [B, classes, labels, latents]
+  const E* competence;  // [R, classes, labels, latents]
   int64_t num_annotators, classes, labels, latents;
   Index index;
   const int64_t* label;  // [nnz]
@@ -19,15 +19,16 @@ struct Pairs {
   // D_i + C_r less their own maxima, at class k and m = (label, latent).
   __device__ T operator()(int64_t n, int64_t k, int64_t m) const {
     const int64_t i = index.item[n] * classes + k, r = index.annotator[n] * classes + k;
-    return (difficulty[i * tile() + m] - highest_difficulty[i]) + (competence[r * tile() + m] - highest_competence[r]);
+    return (T(difficulty[i * tile() + m]) - highest_difficulty[i]) +
+           (T(competence[r * tile() + m]) - highest_competence[r]);
   }
 };
 
 constexpr int kPairLanes = 8;  // that share a class of an annotation
 
 // highest[row] = maximum of a row of `width`; 0 where that is -infinity
-template <class T>
-__global__ void __launch_bounds__(kThreads) highest_kernel(const T* values, int64_t rows, int64_t width, T* highest) {
+template <class T, class E>
+__global__ void __launch_bounds__(kThreads) highest_kernel(const E* values, int64_t rows, int64_t width, T* highest) {
   constexpr int kGroups = kThreads / kPairLanes;
   for (int64_t base = int64_t(blockIdx.x) * kGroups; base < rows; base += int64_t(gridDim.x) * kGroups) {
     const int64_t row = base + threadIdx.x / kPairLanes;
@@ -42,8 +43,8 @@ __global__ void __launch_bounds__(kThreads) highest_kernel(const T* values, int6
 }
 
 // logsumexp of pairs(n, k, m) for first <= m < last, by kPairLanes lanes; all lanes of the warp take part.
-template <class T>
-__device__ T pair_log_sum(const Pairs<T>& pairs, bool active, int64_t n, int64_t k, int64_t first, int64_t last) {
+template <class T, class E>
+__device__ T pair_log_sum(const Pairs<T, E>& pairs, bool active, int64_t n, int64_t k, int64_t first, int64_t last) {
   T most = -INFINITY, sum = T(0);
   for (int64_t m = first + threadIdx.x % kPairLanes; active && m < last; m += kPairLanes) {
     const T v = pairs(n, k, m);
@@ -57,8 +58,8 @@ __device__ T pair_log_sum(const Pairs<T>& pairs, bool active, int64_t n, int64_t
   return shift + std::log(group_sum<kPairLanes>(sum));
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) pair_kernel(Pairs<T> pairs, T* log_q, T* log_norm) {
+template <class T, class E>
+__global__ void __launch_bounds__(kThreads) pair_kernel(Pairs<T, E> pairs, T* log_q, T* log_norm) {
   constexpr int kGroups = kThreads / kPairLanes;
   const int64_t rows = pairs.index.nnz * pairs.classes;
   for (int64_t base = int64_t(blockIdx.x) * kGroups; base < rows; base += int64_t(gridDim.x) * kGroups) {
@@ -80,9 +81,9 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(Pairs<T> pairs, T* log_q
 }
 
 // d output / d pairs(n, k, m)
-template <class T>
+template <class T, class E>
 struct PairGrad {
-  Pairs<T> pairs;
+  Pairs<T, E> pairs;
   const T *grad, *log_q, *log_norm;  // [nnz, classes]
 
   __device__ static T share(T value, T log_sum) {
@@ -94,18 +95,21 @@ struct PairGrad {
     const T rest = -g * share(value, log_norm[row]);
     return m / pairs.latents == pairs.label[n] ? rest + g * share(value, log_norm[row] + log_q[row]) : rest;
   }
-  // The same with k and m in one number.
-  __device__ T operator()(int64_t n, int64_t e) const { return (*this)(n, e / pairs.tile(), e % pairs.tile()); }
+  // The same with k and m in one number e.
+  template <int V>
+  __device__ void load(int64_t n, int64_t e, T* to) const {
+    for (int v = 0; v < V; ++v) to[v] = (*this)(n, (e + v) / pairs.tile(), (e + v) % pairs.tile());
+  }
 };
 
 // Fills in the maxima.
-template <class T>
-Pairs<T> with_highest(Context& context, Pairs<T> pairs) {
+template <class T, class E>
+Pairs<T, E> with_highest(Context& context, Pairs<T, E> pairs) {
   const int64_t items = pairs.index.num_items * pairs.classes, annotators = pairs.num_annotators * pairs.classes;
   T *first = context.template scratch<T>(items), *second = context.template scratch<T>(annotators);
-  launch(context, highest_kernel<T>, group_blocks<kPairLanes>(items), kThreads, 0, pairs.difficulty, items, pairs.tile(),
+  launch(context, highest_kernel<T, E>, group_blocks<kPairLanes>(items), kThreads, 0, pairs.difficulty, items, pairs.tile(),
          first);
-  launch(context, highest_kernel<T>, group_blocks<kPairLanes>(annotators), kThreads, 0, pairs.competence, annotators,
+  launch(context, highest_kernel<T, E>, group_blocks<kPairLanes>(annotators), kThreads, 0, pairs.competence, annotators,
          pairs.tile(), second);
   pairs.highest_difficulty = first;
   pairs.highest_competence = second;
@@ -113,16 +117,16 @@ Pairs<T> with_highest(Context& context, Pairs<T> pairs) {
 }
 
 // log_q, log_norm: [nnz, classes]
-template <class T>
-void pair_confusion(Context& context, const Pairs<T>& pairs, T* log_q, T* log_norm) {
-  launch(context, pair_kernel<T>, group_blocks<kPairLanes>(pairs.index.nnz * pairs.classes), kThreads, 0,
+template <class T, class E>
+void pair_confusion(Context& context, const Pairs<T, E>& pairs, T* log_q, T* log_norm) {
+  launch(context, pair_kernel<T, E>, group_blocks<kPairLanes>(pairs.index.nnz * pairs.classes), kThreads, 0,
          with_highest(context, pairs), log_q, log_norm);
 }
 
-template <class T>
-void pair_confusion_backward(Context& context, PairGrad<T> grad, T* difficulty_grad, T* competence_grad) {
+template <class T, class E>
+void pair_confusion_backward(Context& context, PairGrad<T, E> grad, T* difficulty_grad, T* competence_grad) {
   grad.pairs = with_highest(context, grad.pairs);
-  const Pairs<T>& pairs = grad.pairs;
+  const Pairs<T, E>& pairs = grad.pairs;
   if (difficulty_grad) {
     evidence(context, grad, static_cast<const T*>(nullptr), pairs.index, pairs.classes * pairs.tile(), difficulty_grad);
   }

@@ -1,5 +1,4 @@
-// Where each annotator who is present begins in `order`, and the run that each annotation is in: for what is kept once an
-// annotator of the batch.
+// The annotators who are present, numbered in their order: a run each, for what is kept once an annotator of the batch.
 #pragma once
 
 #include "cuda/chunks.cuh"
@@ -7,9 +6,9 @@
 namespace crowdnal::cuda {
 
 struct Runs {
-  int64_t most;          // as many as there can be: min(nnz, R)
-  const int64_t* begin;  // [most]; nnz behind the last run
-  const int64_t* of;     // [nnz]
+  int64_t most;              // as many as there can be: min(nnz, R)
+  const int64_t* annotator;  // [most]; -1 behind the last run
+  const int64_t* of;         // [R], the run of an annotator; only for those present
 };
 
 constexpr int kScan = 256;
@@ -36,18 +35,36 @@ __device__ int64_t scan_block(int64_t mine, Array& sums, int64_t* total) {
   return before + upto - mine;
 }
 
-// counts[b] = how many runs begin in block b of kScan positions
-static __global__ void __launch_bounds__(kScan) count_runs_kernel(Index index, int64_t* counts) {
+// found[x] = the annotator whose run begins at place x, or -1; counts[b] = how many do in block b of kScan places. The
+// places are the annotators, who are sought in `order`, or if there are fewer of those its positions.
+static __global__ void __launch_bounds__(kScan)
+    count_runs_kernel(Index index, int64_t most, bool by_annotator, int64_t* found, int64_t* counts) {
   CROWDNAL_SHARED(int64_t, sums, kScan / kLanes);
-  for (int64_t b = blockIdx.x; b * kScan < index.nnz; b += gridDim.x) {
-    const int64_t p = b * kScan + threadIdx.x;
+  for (int64_t b = blockIdx.x; b * kScan < most; b += gridDim.x) {
+    const int64_t x = b * kScan + threadIdx.x;
+    int64_t r = -1;
+    if (x < most && by_annotator) {
+      int64_t low = 0, high = index.nnz;  // the first position that may be theirs lies in low..high
+      while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (index.annotator[index.order[middle]] < x) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      if (low < index.nnz && index.annotator[index.order[low]] == x) r = x;
+    } else if (x < most && !continues(index, x)) {
+      r = index.annotator[index.order[x]];
+    }
     int64_t total;
-    scan_block(p < index.nnz && !continues(index, p), sums, &total);
+    scan_block(r >= 0, sums, &total);
+    if (x < most) found[x] = r;
     if (threadIdx.x == 0) counts[b] = total;
   }
 }
 
-// In place: counts[b] = sum of the counts before b. One block.
+// In place: counts[b] = sum of the counts before b, for b <= size. One block.
 static __global__ void __launch_bounds__(kScan) scan_counts_kernel(int64_t* counts, int64_t size) {
   CROWDNAL_SHARED(int64_t, sums, kScan / kLanes);
   int64_t before = 0;
@@ -58,34 +75,35 @@ static __global__ void __launch_bounds__(kScan) scan_counts_kernel(int64_t* coun
     if (b < size) counts[b] = before + here;
     before += total;
   }
-}
-
-static __global__ void __launch_bounds__(kScan) fill_kernel(int64_t* values, int64_t size, int64_t value) {
-  for (int64_t j = int64_t(blockIdx.x) * kScan + threadIdx.x; j < size; j += int64_t(gridDim.x) * kScan) values[j] = value;
+  if (threadIdx.x == 0) counts[size] = before;
 }
 
 static __global__ void __launch_bounds__(kScan)
-    write_runs_kernel(Index index, const int64_t* before, int64_t* begin, int64_t* of) {
+    write_runs_kernel(const int64_t* found, const int64_t* before, int64_t most, int64_t num_annotators,
+                      int64_t* annotator, int64_t* of) {
   CROWDNAL_SHARED(int64_t, sums, kScan / kLanes);
-  for (int64_t b = blockIdx.x; b * kScan < index.nnz; b += gridDim.x) {
-    const int64_t p = b * kScan + threadIdx.x;
-    const bool begins = p < index.nnz && !continues(index, p);
+  const int64_t blocks = (most + kScan - 1) / kScan, count = before[blocks];
+  for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+    const int64_t x = b * kScan + threadIdx.x, r = x < most ? found[x] : -1;
     int64_t total;
-    const int64_t run = before[b] + scan_block(begins, sums, &total) - (begins ? 0 : 1);
-    if (begins) begin[run] = p;
-    if (p < index.nnz) of[index.order[p]] = run;
+    const int64_t run = before[b] + scan_block(r >= 0, sums, &total);
+    CROWDNAL_ASSERT(r < num_annotators);
+    if (r >= 0) {
+      annotator[run] = r;
+      of[r] = run;
+    }
+    if (count <= x && x < most) annotator[x] = -1;
   }
 }
 
 inline Runs find_runs(Context& context, const Index& index, int64_t num_annotators) {
-  const int64_t most = std::min(index.nnz, num_annotators), blocks = ceil_div(index.nnz, kScan);
-  int64_t *begin = context.scratch<int64_t>(most), *of = context.scratch<int64_t>(index.nnz);
-  int64_t* counts = context.scratch<int64_t>(blocks);
-  launch(context, count_runs_kernel, blocks, kScan, 0, index, counts);
+  const int64_t most = std::min(index.nnz, num_annotators), blocks = ceil_div(most, kScan);
+  int64_t *annotator = context.scratch<int64_t>(most), *of = context.scratch<int64_t>(num_annotators);
+  int64_t *found = context.scratch<int64_t>(most), *counts = context.scratch<int64_t>(blocks + 1);
+  launch(context, count_runs_kernel, blocks, kScan, 0, index, most, num_annotators <= index.nnz, found, counts);
   launch(context, scan_counts_kernel, blocks > 0, kScan, 0, counts, blocks);
-  launch(context, fill_kernel, ceil_div(most, kScan), kScan, 0, begin, most, index.nnz);
-  launch(context, write_runs_kernel, blocks, kScan, 0, index, counts, begin, of);
-  return {most, begin, of};
+  launch(context, write_runs_kernel, blocks, kScan, 0, found, counts, most, num_annotators, annotator, of);
+  return {most, annotator, of};
 }
 
 }  // namespace crowdnal::cuda

@@ -6,10 +6,10 @@
 namespace crowdnal::cuda {
 
 // out[t] = confusion[annotators[t]], `size` elements each
-template <class T>
+template <class E>
 __global__ void __launch_bounds__(kThreads)
-    select_kernel(const T* confusion, const int64_t* annotators, int64_t count, int64_t size, int64_t num_annotators,
-                  T* out) {
+    select_kernel(const E* confusion, const int64_t* annotators, int64_t count, int64_t size, int64_t num_annotators,
+                  E* out) {
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < count * size; e += int64_t(gridDim.x) * kThreads) {
     const int64_t r = annotators[e / size];
     CROWDNAL_ASSERT(0 <= r && r < num_annotators);
@@ -17,10 +17,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
-void select(Context& context, const T* confusion, const int64_t* annotators, int64_t count, const Shape& shape, T* out) {
+template <class E>
+void select(Context& context, const E* confusion, const int64_t* annotators, int64_t count, const Shape& shape, E* out) {
   const int64_t size = shape.rows * shape.cols;
-  launch(context, select_kernel<T>, ceil_div(count * size, kThreads), kThreads, 0, confusion, annotators, count, size,
+  launch(context, select_kernel<E>, ceil_div(count * size, kThreads), kThreads, 0, confusion, annotators, count, size,
          shape.num_annotators, out);
 }
 

@@ -5,27 +5,21 @@
 
 namespace crowdnal::cuda {
 
-// Compiled in mix.cu.
-#define CROWDNAL_EXTERN(T)                                                                                            \
-  extern template void mix<T>(Context&, const MixInput<T>&, const Index&, const Shape&, T*, T*);                      \
-  extern template void mix_items<T>(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);          \
-  extern template void mix_annotators<T>(Context&, const GradRows<T>&, const T*, const Index&, const Shape&, T*);
-CROWDNAL_EXTERN(float)
-CROWDNAL_EXTERN(double)
-#undef CROWDNAL_EXTERN
+#define CROWDNAL_TEMPLATE extern template
+#include "cuda/mix_instances.h"
 
 namespace {
 
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-template <class T>
-MixInput<T> input_of(Op& op, const Tensor& scores, const Tensor& confusion, const OptionalTensor& shared,
-                     const OptionalTensor& mixing, const int64_t* labels, const Index& index, const Shape& shape) {
+template <class T, class E>
+MixInput<T, E> input_of(Op& op, const Tensor& scores, const Tensor& confusion, const OptionalTensor& shared,
+                        const OptionalTensor& mixing, const int64_t* labels, const Index& index, const Shape& shape) {
   STD_TORCH_CHECK(shared || !mixing, "crowdnal: mixing needs shared");
-  return {op.values<T>(scores, "scores", {index.num_items, shape.rows}), op.matrices<T>(confusion),
-          op.values<T>(shared, "shared", {index.num_items, shape.cols}), op.values<T>(mixing, "mixing", {index.nnz}),
-          labels};
+  return {op.values<T>(scores, "scores", {index.num_items, shape.rows}), op.matrices<E>(confusion),
+          {op.values<T>(shared, "shared", {index.num_items, shape.cols}), op.values<T>(mixing, "mixing", {index.nnz}),
+           labels}};
 }
 
 Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
@@ -37,9 +31,10 @@ Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, Optional
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor loss = op.empty({}), nll = op.empty({index.nnz}), probs = op.empty({index.nnz, shape.cols});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
-    const auto input = input_of<T>(op, scores, confusion, shared, mixing, labels, index, shape);
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
+    const auto input = input_of<T, E>(op, scores, confusion, shared, mixing, labels, index, shape);
     softmax_link(op, input, op.values<T>(weight, "weight", {index.nnz}), index, shape, mean, output<T>(loss),
                  output<T>(nll), output<T>(probs));
   });
@@ -61,8 +56,9 @@ Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_
   Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   Tensor dshared = op.empty({need_shared ? index.num_items : 0, shape.cols});
   Tensor dmixing = op.empty({need_mixing ? index.nnz : 0});
-  dispatch(confusion, [&](auto zero) {
-    using T = decltype(zero);
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
     const GradRows<T> grad{op.values<T>(probs, "probs", {index.nnz, shape.cols}),
                            shape.cols,
                            labels,
@@ -71,7 +67,7 @@ Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_
                            op.values<T>(grad_loss, "grad_loss", {}),
                            static_cast<T>(mean ? std::max<int64_t>(1, index.nnz) : 1),
                            T(0)};
-    const auto input = input_of<T>(op, scores, confusion, shared, mixing, labels, index, shape);
+    const auto input = input_of<T, E>(op, scores, confusion, shared, mixing, labels, index, shape);
     softmax_link_backward(op, grad, input, index, shape,
                           SoftmaxLinkGrads<T>{output_if<T>(need_scores, dscores),
                                               output_if<T>(need_confusion, dconfusion),

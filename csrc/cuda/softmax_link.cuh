@@ -9,9 +9,9 @@
 namespace crowdnal::cuda {
 
 // probs [nnz, cols], nll [nnz], loss []
-template <class T>
-void softmax_link(Context& context, const MixInput<T>& input, const T* weight, const Index& index, const Shape& shape,
-                  bool mean, T* loss, T* nll, T* probs) {
+template <class T, class E>
+void softmax_link(Context& context, const MixInput<T, E>& input, const T* weight, const Index& index,
+                  const Shape& shape, bool mean, T* loss, T* nll, T* probs) {
   mix(context, input, index, shape, probs, nll);
   weighted_sum(context, nll, weight, index.nnz, mean ? std::max<int64_t>(1, index.nnz) : 1, loss);
 }
@@ -43,17 +43,16 @@ struct SoftmaxLinkGrads {
 };
 
 // `grad`: the gradient of h [nnz, cols] without mixing; `input` as in the forward.
-template <class T>
-void softmax_link_backward(Context& context, GradRows<T> grad, const MixInput<T>& input, const Index& index,
+template <class T, class E>
+void softmax_link_backward(Context& context, GradRows<T> grad, const MixInput<T, E>& input, const Index& index,
                            const Shape& shape, const SoftmaxLinkGrads<T>& out) {
   if (out.mixing) {
     T* own = context.template scratch<T>(index.nnz * shape.cols);
-    mix(context, MixInput<T>{input.scores, input.confusion, nullptr, nullptr, nullptr}, index, shape, own,
-        static_cast<T*>(nullptr));
-    launch(context, mixing_kernel<T>, group_blocks<kLanes>(index.nnz), kThreads, 0, grad, input.shared, own, index,
+    mix(context, MixInput<T, E>{input.scores, input.confusion}, index, shape, own, static_cast<T*>(nullptr));
+    launch(context, mixing_kernel<T>, group_blocks<kLanes>(index.nnz), kThreads, 0, grad, input.then.shared, own, index,
            out.mixing);
   }
-  grad.mixing = input.mixing;
+  grad.mixing = input.then.mixing;
   if (out.scores) mix_items(context, grad, input.confusion, index, shape, out.scores);
   if (out.confusion) mix_annotators(context, grad, input.scores, index, shape, out.confusion);
   grad.share = true;

@@ -19,6 +19,7 @@
 #define __launch_bounds__(...)
 #define CROWDNAL_SHARED(T, name, size) static emulator::SharedArray<T> name(size)
 #define CROWDNAL_DYNAMIC_SHARED(T, name) emulator::SharedArray<T>& name = emulator::dynamic_shared<T>()
+#define CROWDNAL_UNROLL
 #define CROWDNAL_ASSERT(condition) \
   if (!(condition)) emulator::fail("assertion failed: " #condition, std::source_location::current())
 
@@ -70,6 +71,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, emulator::Site site 
   for (int j = 0; j < emulator::kWarp; ++j) out |= (mask >> j & 1 && all[j] ? 1u : 0u) << j;
   return out;
 }
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // The launch seam of csrc/cuda/launch.h

@@ -30,6 +30,10 @@ SIZES = [
     (4, 2, 33, 4, 8),
     (4, 2, 128, 3, 4),
     (3, 2, 129, 3, 40),
+    (9, 30, 10, 10, 6),
+    (5, 3, 12, 9, 7),
+    (4, 2, 34, 20, 8),
+    (4, 2, 20, 34, 8),
 ]
 
 
@@ -82,6 +86,12 @@ def test_long_counts_lose_no_accuracy(emulated: Emulated, labels: int) -> None:
     out = emulated.op("counts")(values, None, *index, label, 2, labels)
     torch.testing.assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
     assert not out[0, 1:].any() and not out[1].any()
+
+
+def test_em_step_needs_the_order(emulated: Emulated) -> None:
+    args = test_joint_ops.arguments(make_problem(6, 3, 4, 4, 4, seed=6), "em_step")[0]
+    with pytest.raises(RuntimeError, match="needs the order"):
+        emulated.op("em_step")(*args[:5], None, args[6])
 
 
 def test_runs_of_many_annotators(emulated: Emulated) -> None:

@@ -34,6 +34,14 @@ SIZES = [
     (2, 2, 3, 129, 5),
     (2, 2, 129, 3, 5),
     (2, 2, 130, 131, 9),
+    # rows read 2 and 4 numbers at a time, and tiles of lanes that just fit a warp or just do not
+    (9, 30, 10, 10, 6),
+    (6, 3, 12, 8, 7),
+    (5, 2, 18, 34, 8),
+    (5, 3, 20, 24, 6),
+    (3, 2, 36, 40, 9),
+    (4, 3, 16, 32, 40),
+    (4, 3, 17, 32, 8),
 ]
 
 
@@ -42,6 +50,21 @@ SIZES = [
 def test_kernels_equal_the_reference(emulated: Emulated, name: str, sizes: tuple[int, ...]) -> None:
     for args in arguments(make_problem(*sizes, seed=5), name):
         check(emulated, name, args)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_addresses_may_be_those_of_single_numbers(emulated: Emulated, name: str) -> None:
+    problem = make_problem(9, 4, 8, 4, 6, seed=5)
+    for args in arguments(problem, name):
+        shifted = tuple(
+            torch.cat([a.new_zeros(1), a.flatten()])[1:].view(a.shape)
+            if isinstance(a, torch.Tensor) and a.is_floating_point() and a.dim() > 0
+            else a
+            for a in op_checks.to_float(args)
+        )
+        wanted = op_checks.as_tuple(getattr(reference, name)(*args))
+        for ours, truth in zip(op_checks.as_tuple(emulated.op(name)(*shifted)), wanted, strict=True):
+            torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
 
 
 def test_select(emulated: Emulated) -> None:
@@ -121,11 +144,11 @@ def test_launchers_refuse_wrong_arguments(emulated: Emulated, position: int, cha
         emulated.op("mix_annotators")(*args)
 
 
-def test_launchers_take_any_layout_and_refuse_half_precision(emulated: Emulated) -> None:
+def test_launchers_take_any_layout_and_refuse_scores_in_half_precision(emulated: Emulated) -> None:
     for name in NAMES:
         for args in arguments(make_problem(6, 4, 3, 5, 4, seed=2), name):
             op_checks.check_layouts(emulated.op(name), args)
-    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix")[0]
-    half = tuple(a.half() if a.is_floating_point() else a for a in args)
-    with pytest.raises(RuntimeError, match="float32 or float64"):
-        emulated.op("mix")(*half)
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix_annotators")[0]
+    half = tuple(a.half() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
+    with pytest.raises(RuntimeError, match="scores must have the dtype|float32 or float64"):
+        emulated.op("mix_annotators")(*half)

@@ -30,6 +30,7 @@ class Device : public Context {
     Tensor out(handle);
     const ScalarType type = out.scalar_type();
     int64_t bytes = type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 0;  // others are refused later
+    if (type == ScalarType::Half || type == ScalarType::BFloat16) bytes = 2;
     for (int64_t d = 0; d < dims; ++d) bytes *= sizes[d];
     if (bytes > 0) std::memset(out.mutable_data_ptr(), 0xff, bytes);
     return out;

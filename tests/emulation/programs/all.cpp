@@ -18,7 +18,14 @@ using T = float;
 template <class V>
 struct Heap {
   explicit Heap(int64_t size, double scale = 1) : values(new V[size]), size(size) {
-    for (int64_t e = 0; e < size; ++e) values[e] = static_cast<V>(scale * std::sin(1.0 + e));
+    for (int64_t e = 0; e < size; ++e) values[e] = from(scale * std::sin(1.0 + e));
+  }
+  static V from(double value) {
+    if constexpr (std::is_arithmetic_v<V>) {
+      return static_cast<V>(value);
+    } else {
+      return V{static_cast<uint16_t>(0x3800 + 100 * value)};  // about 0.5 as Half, smaller as BFloat16
+    }
   }
   operator V*() { return values.get(); }
   std::unique_ptr<V[]> values;
@@ -48,33 +55,35 @@ struct Problem {
   Index index;
 };
 
+template <class E>
 void run(int64_t B, int64_t R, int64_t C, int64_t K, int64_t per_item) {
   Problem p(B, R, K, per_item);
   const Index& index = p.index;
   const int64_t nnz = p.nnz;
   Context context;
-  Heap<T> one(1), weight(nnz), scores(B * C), confusion(R * C * K), shared(B * K), grad(nnz * K), nll(nnz), each(nnz * K);
+  Heap<T> one(1), weight(nnz), scores(B * C), shared(B * K), grad(nnz * K), nll(nnz), each(nnz * K);
+  Heap<E> confusion(R * C * K);
   {
     const Shape shape{R, C, K};
     Heap<T> dscores(B * C), dconfusion(R * C * K), dshared(B * K), dmixing(nnz);
-    select<T>(context, confusion, p.annotator, nnz, shape, Heap<T>(nnz * C * K));
-    const MixInput<T> input{scores, confusion, shared, weight, p.label};
-    softmax_link<T>(context, input, weight, index, shape, true, one, nll, each);
+    select<E>(context, confusion, p.annotator, nnz, shape, Heap<E>(nnz * C * K));
+    const MixInput<T, E> input{scores, confusion, {shared, weight, p.label}};
+    softmax_link<T, E>(context, input, weight, index, shape, true, one, nll, each);
     const GradRows<T> rows{each, K, p.label, weight, nll, one, T(nnz), T(0)};
-    softmax_link_backward<T>(context, rows, input, index, shape, SoftmaxLinkGrads<T>{dscores, dconfusion, dshared, dmixing});
+    softmax_link_backward<T, E>(context, rows, input, index, shape, SoftmaxLinkGrads<T>{dscores, dconfusion, dshared, dmixing});
   }
   const Shape shape{R, K, C};
   const int64_t runs = std::min(nnz, R);
   Heap<T> posterior(nnz * C), norm(runs * C), dmatrices(R * K * C), ditems(B * C), items(B * C), item_nll(B), totals(C);
   for (const auto kind : {Normalization::kNone, Normalization::kSoftmax, Normalization::kSoftplus}) {
-    mixture_link<T>(context, scores, confusion, weight, p.label, index, shape, kind,
+    mixture_link<T, E>(context, scores, confusion, weight, p.label, index, shape, kind,
                  true, one, nll, posterior, norm);
     const GradRows<T> rows{posterior, C, nullptr, weight, nll, one, T(nnz), T(0), T(-1)};
-    mixture_link_backward<T>(context, rows, confusion, p.label, norm, index, shape, kind, ditems,
+    mixture_link_backward<T, E>(context, rows, confusion, p.label, norm, index, shape, kind, ditems,
                           dmatrices);
-    joint_link<T>(context, scores, false, confusion, weight, p.label, index, shape,
+    joint_link<T, E>(context, scores, false, confusion, weight, p.label, index, shape,
                kind, true, one, item_nll, items, norm);
-    joint_link_backward<T>(context, one, item_nll, confusion, weight,
+    joint_link_backward<T, E>(context, one, item_nll, confusion, weight,
                         p.label, items, static_cast<T*>(nullptr), index, shape, kind, true, ditems,
                         dmatrices);
   }
@@ -83,22 +92,26 @@ void run(int64_t B, int64_t R, int64_t C, int64_t K, int64_t per_item) {
   own.item = found;
   for (T* prior : {static_cast<T*>(scores), static_cast<T*>(nullptr)}) {
     if (!prior && C != K) continue;
-    em_step<T>(context, prior, false, confusion, weight, p.label, own, found, shape, one, items,
+    em_step<T, E>(context, prior, false, confusion, weight, p.label, own, found, shape, one, items,
             dmatrices, totals);
   }
   constexpr int64_t L = 3;
-  Heap<T> difficulty(B * C * K * L), competence(R * C * K * L), log_q(nnz * C), log_norm(nnz * C);
+  Heap<E> difficulty(B * C * K * L), competence(R * C * K * L);
+  Heap<T> log_q(nnz * C), log_norm(nnz * C);
   Heap<T> dd(B * C * K * L), dc(R * C * K * L);
-  const Pairs<T> pairs{difficulty, competence, R, C, K, L, index, p.label, nullptr, nullptr};
-  pair_confusion<T>(context, pairs, log_q, log_norm);
-  pair_confusion_backward<T>(context, PairGrad<T>{pairs, posterior, log_q, log_norm}, dd, dc);
+  const Pairs<T, E> pairs{difficulty, competence, R, C, K, L, index, p.label, nullptr, nullptr};
+  pair_confusion<T, E>(context, pairs, log_q, log_norm);
+  pair_confusion_backward<T, E>(context, PairGrad<T, E>{pairs, posterior, log_q, log_norm}, dd, dc);
 }
 
 int main() {
-  run(5, 3, 1, 1, 1);
-  run(20, 3, 8, 8, 5);
-  run(6, 9, 9, 17, 6);
-  run(3, 2, 33, 40, 12);
-  run(2, 1, 129, 130, 5);
+  run<T>(5, 3, 1, 1, 1);
+  run<T>(20, 3, 8, 8, 5);
+  run<T>(6, 9, 9, 17, 6);
+  run<T>(3, 2, 33, 40, 12);
+  run<T>(2, 1, 129, 130, 5);
+  run<Half>(6, 3, 8, 12, 5);
+  run<BFloat16>(6, 9, 9, 17, 6);
+  run<BFloat16>(2, 1, 129, 130, 5);
   std::puts("done");
 }
