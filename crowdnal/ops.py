@@ -71,7 +71,7 @@ def _load(device: str) -> str | None:
             _native.add(device)
             return None
         except OSError as error:
-            failure = f"{path.name} cannot be loaded ({error})"
+            failure = f"{path.name} cannot be loaded ({error.__cause__ or error})"  # why, where torch only says which
     return failure
 
 

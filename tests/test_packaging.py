@@ -96,6 +96,30 @@ def test_native_library_needs_only_the_stable_abi() -> None:
         assert not re.findall(r".*\b(?:at|c10|torch)::.*", symbols)
 
 
+# Functions of torch 2.10 (TORCH_TARGET in setup.py) in plain C, and names of dtypes and devices.
+STABLE = re.compile(
+    r"""aoti_torch_(dtype_\w+ | device_type_\w+ | memory_format_\w+ | abi_version | library_init_impl | empty_strided
+        | new_tensor_handle | (create|delete)_device_guard | delete_(library|tensor)_object | is_contiguous
+        | get_(current_cuda_stream | device_index | device_type | dim | dtype | numel | size))
+    | torch_(call_dispatcher | get_(const|mutable)_data_ptr | library_impl | parallel_for)""",
+    re.VERBOSE,
+)
+ELSEWHERE = re.compile(
+    r".*@(GLIBC|GLIBCXX|CXXABI|GCC|libcudart)[._\d].*|_Z(N[KRO]*)?S.*|_ITM_\w+|__gmon_start__|__cxa_finalize"
+)
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_native_library_needs_nothing_that_a_supported_torch_or_python_lacks(library: Path) -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("nm (binutils) is not installed")
+    command = ["nm", "-D", "--undefined-only", "--format=posix", library]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    names = [line.split()[0] for line in lines]
+    assert len(names) > 40
+    assert [name for name in names if not ELSEWHERE.fullmatch(name) and not STABLE.fullmatch(name)] == []
+
+
 # Imports
 
 
@@ -132,6 +156,7 @@ def test_a_cuda_library_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monke
     monkeypatch.setattr(ops, "_native", {"cpu"})
     failure = ops._load("cuda")
     assert failure is not None and failure.startswith("_cuda.abi3.so cannot be loaded")
+    assert "short" in failure or "ELF" in failure or "mach-o" in failure, "the reason is not told"
     assert ops.backend() == {"cpu": "native", "cuda": "reference"}
     assert ops._load("none") is None and ops.backend()["cuda"] == "reference"
 
