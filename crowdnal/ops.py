@@ -72,9 +72,7 @@ def _load(device: str) -> str | None:
         name += str(torch.version.cuda).partition(".")[0]
     for path in sorted(Path(__file__).parent.glob(f"_{device}*.so")):
         if path.name.partition(".")[0] != name:
-            failure = (
-                f"{path.name} is not for CUDA {torch.version.cuda}, which torch {torch.__version__} is for"
-            )
+            failure = f"{path.name} is not for CUDA {torch.version.cuda}, which torch {torch.__version__} is for"
             continue
         try:
             torch.ops.load_library(path)
