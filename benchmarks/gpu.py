@@ -57,7 +57,7 @@ MODELS = {"resnet50": 224, "vit_small_patch16_224": 224}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAILURES = (ImportError, RuntimeError)  # of these: out of memory, no compiler, an error of CUDA
 # About the seconds that a part may take on a slow day: less left, and it is not begun.
-TRAINING, EAGER, COMPILING = 45, 12, 60
+TRAINING, EAGER, COMPILING = 45, 12, 30
 
 
 def main() -> None:
