@@ -242,13 +242,14 @@ def prepare(
     if needed > arguments.memory_gb:
         reasons[name] = f"would allocate about {needed:.1f} GB"
         return
+    failures = (Exception,) if compiled else FAILURES  # a compiler may fail in any way
     try:
         with torch.device(arguments.device):
             candidate = formulation.build(problem)
         if compiled:
             candidate.function = torch.compile(candidate.function, fullgraph=True, dynamic=False)
         worst = difference(candidate.results(), expected)
-    except FAILURES as error:
+    except failures as error:
         reasons[name] = first_line(error)
         return
     if worst <= 1000 * torch.finfo(torch.float32).eps:
