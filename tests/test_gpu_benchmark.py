@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,22 +19,30 @@ KEYS = {
 }
 QUICK = ["--device", "cpu", "--quick", "--ops", "softplus"]
 TRAINED = {"overhead": 0.005, "plain_milliseconds": 1.0, "head_milliseconds": 1.005, "skipped": None}
-NO_TRAINING = f"gpu.train_both = lambda *_: {TRAINED}"
 
 
-def run(file: Path, *options: str, patch: str = "") -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """The script after some statements about `gpu`, and what it wrote."""
-    arguments = ["gpu.py", *QUICK, "--json", str(file), *options]
-    code = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); sys.argv = {arguments}\nimport gpu\n{patch}\ngpu.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return done, json.loads(file.read_text()) if file.exists() else {}
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, of which no model is trained."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu
+
+    monkeypatch.setattr(gpu, "train_both", lambda *_: TRAINED)
+    return gpu
+
+
+def run(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, file: Path, *options: str) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *QUICK, "--json", str(file), *options])
+    gpu.main()
+    return json.loads(file.read_text())
 
 
 def test_quick_run(tmp_path: Path) -> None:
-    done, written = run(tmp_path / "gpu.json")
+    file = tmp_path / "gpu.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *QUICK, "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    written = json.loads(file.read_text())
     assert written["machine"]["copy_gb_per_s"] > 0 and written["geometric_mean_ratio"]["crowd_mixture_nll softplus"] > 0
     assert not written["unfinished"] and len(written["checks"]) == 9
     assert {check["dtype"] for check in written["checks"]} == {"float32", "bfloat16", "float16"}
@@ -50,42 +59,70 @@ def test_quick_run(tmp_path: Path) -> None:
     assert len(ratios["met"] | ratios["missed"]) == 1 and "meet it" in done.stdout
 
 
-def test_unknown_cells_are_refused(tmp_path: Path) -> None:
-    done, written = run(tmp_path / "gpu.json", "--cells", "none")
-    assert done.returncode == 2 and "unknown cells none" in done.stderr and not written
+def test_unknown_cells_are_refused(gpu, monkeypatch, tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(gpu, monkeypatch, tmp_path / "gpu.json", "--cells", "none")
+    assert "unknown cells none" in capsys.readouterr().err
 
 
-def test_the_minutes_break_off_what_is_under_way(tmp_path: Path) -> None:
-    patch = f"{NO_TRAINING}\nimport time\ngpu.measure_all = lambda *_: time.sleep(60)"
+def test_the_minutes_break_off_what_is_under_way(gpu, monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(gpu, "check", lambda *_: {"wrong": None})
+    monkeypatch.setattr(gpu, "measure_all", lambda *_: time.sleep(60))
     start = time.monotonic()
-    done, written = run(tmp_path / "gpu.json", "--minutes", "0.1", patch=patch)
-    assert done.returncode == 0, done.stderr
-    assert time.monotonic() - start < 45 and "out of time" in done.stderr
+    written = run(gpu, monkeypatch, tmp_path / "gpu.json", "--minutes", "0.1")
+    assert time.monotonic() - start < 30 and "out of time" in capsys.readouterr().err
     assert written["unfinished"] and written["training"][0]["overhead"] == 0.005 and written["rows"] == []
 
 
-def test_parts_that_fail_are_told_and_the_others_kept(tmp_path: Path) -> None:
-    patch = """
-def fail(*_): raise RuntimeError("out of everything\\nsecond line")
-gpu.train_both = gpu.measure_all = fail"""
-    done, written = run(tmp_path / "gpu.json", patch=patch)
-    assert done.returncode == 0, done.stderr
+def fail(*_: object) -> None:
+    raise RuntimeError("out of everything\nsecond line")
+
+
+def test_parts_that_fail_are_told_and_the_others_kept(gpu, monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(gpu, "train_both", fail)
+    monkeypatch.setattr(gpu, "measure_all", fail)
+    written = run(gpu, monkeypatch, tmp_path / "gpu.json")
     (row,), (model,) = written["rows"], written["training"]
     assert row["skipped"] == model["skipped"] == "RuntimeError: out of everything" and set(row) == KEYS
-    assert written["geometric_mean_ratio"] == {"crowd_mixture_nll softplus": None}
-    assert done.stdout.count("was not measured: RuntimeError: out of everything") == 2
+    assert written["geometric_mean_ratio"] == {"crowd_mixture_nll softplus": None} and not written["unfinished"]
+    assert capsys.readouterr().out.count("was not measured: RuntimeError: out of everything") == 2
 
 
-def test_a_crash_leaves_what_was_measured(tmp_path: Path) -> None:
-    patch = f"{NO_TRAINING}\ndef crash(*_): raise KeyError('a mistake')\ngpu.measure_all = crash"
-    done, written = run(tmp_path / "gpu.json", patch=patch)
-    assert done.returncode == 1 and written["unfinished"] and written["training"][0]["overhead"] == 0.005
+def test_no_part_is_begun_that_would_not_end(gpu, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(gpu, "check", lambda *_: {"wrong": None})
+    monkeypatch.setattr(gpu.Clock, "left", lambda _: 11.0)
+    argv = [
+        "gpu.py",
+        "--device",
+        "cpu",
+        "--cells",
+        "labelme",
+        "--ops",
+        "softplus",
+        "--json",
+        str(tmp_path / "gpu.json"),
+    ]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(gpu, "measure_all", fail)
+    gpu.main()
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert {part["skipped"] for part in written["rows"] + written["training"]} == {"no time was left"}
+    assert [row["formulation"] for row in written["rows"]] == ["crowdnal", "fastest other, compiled"]
 
 
-def test_a_wrong_result_ends_the_run(tmp_path: Path) -> None:
-    patch = "gpu.difference = lambda *_: 0.5"
-    done, written = run(tmp_path / "gpu.json", patch=patch)
-    assert done.returncode == 1 and "crowd_mixture_nll softplus tiny float32 by 5.0e-01" in done.stderr
+def test_a_crash_leaves_what_was_measured(gpu, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(gpu, "measure_all", lambda *_: {}["a mistake"])
+    with pytest.raises(KeyError, match="a mistake"):
+        run(gpu, monkeypatch, tmp_path / "gpu.json")
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert written["unfinished"] and written["training"][0]["overhead"] == 0.005
+
+
+def test_a_wrong_result_ends_the_run(gpu, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(gpu, "difference", lambda *_: 0.5)
+    with pytest.raises(SystemExit, match="crowd_mixture_nll softplus tiny float32 by 5.0e-01"):
+        run(gpu, monkeypatch, tmp_path / "gpu.json")
+    written = json.loads((tmp_path / "gpu.json").read_text())
     assert "rows" not in written and all(check["wrong"] for check in written["checks"])
 
 
