@@ -20,13 +20,9 @@ struct ScoreRows {
   const T* values;      // [B, cols]
   int64_t cols;
   const int64_t* item;  // [nnz]
-  int64_t num_items;
   __device__ T factor(int64_t) const { return T(1); }
   __device__ int64_t label_of(int64_t) const { return -1; }
-  __device__ T value(int64_t n, T, int64_t, int64_t c) const {
-    CROWDNAL_ASSERT(0 <= item[n] && item[n] < num_items);
-    return values[item[n] * cols + c];
-  }
+  __device__ T value(int64_t n, T, int64_t, int64_t c) const { return values[item[n] * cols + c]; }
 };
 
 // A block owns out[n, tile] of up to kGroup annotations n of one annotator, which lie together in `order`:
@@ -56,6 +52,7 @@ __global__ void __launch_bounds__(kTile)
         T value = T(0);
         if (j < count && i < depth) {
           const int64_t n = index.order[p + j];
+          CROWDNAL_ASSERT(0 <= index.item[n] && index.item[n] < index.num_items);
           value = in.value(n, in.factor(n), in.label_of(n), i);
         }
         x[e] = value;
@@ -83,7 +80,7 @@ __global__ void __launch_bounds__(kTile)
 // out[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k]                                    out: [nnz, cols]
 template <class T>
 void multiply(Context& context, const T* scores, const T* confusion, const Index& index, const Shape& shape, T* out) {
-  const ScoreRows<T> in{scores, shape.rows, index.item, index.num_items};
+  const ScoreRows<T> in{scores, shape.rows, index.item};
   launch(context, multiply_kernel<T, false, ScoreRows<T>>, index.nnz * ceil_div(shape.cols, kTile), kTile, 0, in,
          confusion, index, shape, out);
 }
