@@ -37,10 +37,11 @@ CASES = [(name, tensor) for name, tensors in READ.items() for tensor in tensors]
 @pytest.mark.parametrize("sizes", [(6, 3, 3, 3, 4), (6, 2, 20, 20, 4), (3, 2, 130, 5, 4)], ids=str)
 @pytest.mark.parametrize(("name", "tensor"), CASES)
 def test_an_id_out_of_range_is_an_assertion(emulated: Emulated, name: str, tensor: str, sizes: tuple[int, ...]) -> None:
+    problem = make_problem(*sizes, seed=5)
     position = re.findall(r"(\w+)[,)]", SCHEMAS[name].partition("->")[0]).index(tensor)
-    for bad in (-1, 10**6):
-        for args in ARGUMENTS[name](make_problem(*sizes, seed=5), name, reference.NONE):
+    for bad, place in ((-1, 0), (10**6, -1)):  # where `order` still sorts the annotators
+        for args in ARGUMENTS[name](problem, name, reference.NONE):
             changed = [*args[:position], args[position].clone(), *args[position + 1 :]]
-            changed[position][-1] = bad
+            changed[position][problem.annotations.order[place]] = bad
             with pytest.raises(RuntimeError, match="assertion failed"):
                 emulated.op(name)(*changed)
