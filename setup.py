@@ -89,7 +89,7 @@ def native() -> dict[str, Any]:
     if cuda is not None:
         extensions.append(
             CUDAExtension(
-                "crowdnal._cuda",
+                f"crowdnal._cuda{cuda[1][0]}",  # with the major version, as the loader expects
                 sorted(glob("csrc/cuda/*.cu")),
                 include_dirs=[os.path.abspath("csrc")],
                 define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET), ("USE_CUDA", None)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,30 @@ from _formulations import Candidate, Cell, Problem
 from torch import Tensor
 
 import crowdnal
+
+
+class OutOfTime(BaseException):
+    """Not an `Exception`: nobody between here and the one who counts the minutes is to take it for a failure."""
+
+
+class Clock:
+    """Counts down, and breaks off whatever is under way when the time is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+        signal.signal(signal.SIGALRM, self._over)
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), 1)  # again, where a callback swallows it
+
+    @staticmethod
+    def _over(*_: object) -> None:
+        raise OutOfTime
+
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    def stop(self) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 class DeviceProblem(Problem):
@@ -96,6 +121,14 @@ def copy_rate(device: str) -> float:
     source = torch.ones(1 << (22 if device == "cpu" else 28), device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / min(seconds(lambda: target.copy_(source), device, 5) for _ in range(5))
+
+
+def product_rate(device: str) -> float:
+    """Operations a second of a float32 product without tensor cores, which our kernels do not use either."""
+    size = 256 if device == "cpu" else 8192
+    a, b = torch.randn(2, size, size, device=device)
+    out = torch.empty_like(a)
+    return 2 * size**3 / min(seconds(lambda: torch.mm(a, b, out=out), device, 3) for _ in range(3))
 
 
 def empty_cache(device: str) -> None:

@@ -20,8 +20,8 @@ def leaves(p: Problem) -> list[Tensor]:
 
 def posterior(p: Problem) -> Tensor:
     """[B, C], so that the loss is that of an M-step: -sum_i posterior_i . sum_r log Q[:, y_r], over nnz."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(p.B, p.C, dtype=p.dtype, generator=generator).softmax(1)
+    generator = torch.Generator("cpu").manual_seed(1)  # the same numbers for every device
+    return torch.randn(p.B, p.C, dtype=p.dtype, generator=generator, device="cpu").softmax(1).to(p.leaves[0].device)
 
 
 def ours(p: Problem) -> Candidate:

@@ -2,15 +2,16 @@
 
     python benchmarks/gpu.py [--quick] [--ops mixture] [--cells cmm] [--minutes 7] [--json F]
 
-In this order: each op against the CPU on small cells (any difference ends the run with status 1); the bandwidth of a
-copy; forward and backward of each op on the grid of `kernels.py` and larger, against the dense and the gathering
-formulations, eager, and the faster of them under torch.compile as long as the minutes last; the training step of timm
-models in bfloat16 with plain cross-entropy and with a CrowdLayer attached. Formulations take turns; medians count.
+In this order: each op against the CPU on small cells, in every dtype (any difference ends the run with status 1); the
+rates of a copy and of a float32 product; the training step of timm models in bfloat16 with plain cross-entropy and with
+a CrowdLayer attached; forward and backward of each op on the grid of `kernels.py` and larger, against the dense and the
+gathering formulations, eager; then the faster of them under torch.compile. Formulations take turns; medians count. What
+would not end within the minutes is not begun, what does not is broken off, and the file is written after every part.
 
 JSON rows: op, cell, formulation, milliseconds, ratio_to_ours, share_of_copy (bytes that the mathematics needs over the
-time, in units of the copy's rate), peak_extra_bytes, skipped. "crowdnal, CUDA graph" is our step captured and replayed:
-the kernels without Python, which is what share_of_copy is about. Training rows: model, plain_milliseconds,
-head_milliseconds, overhead.
+time, in units of the copy's rate), memory_bound (whether the bytes take longer than the operations), peak_extra_bytes,
+skipped. "crowdnal, CUDA graph" is our step captured and replayed: the kernels without Python, which is what
+share_of_copy is about. Training rows: model, plain_milliseconds, head_milliseconds, overhead. Targets: _targets.py.
 """
 
 from __future__ import annotations
@@ -20,21 +21,31 @@ import itertools
 import json
 import re
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from _device import DeviceProblem, captured, copy_rate, describe, empty_cache, peak, turns
+from _device import (
+    Clock,
+    DeviceProblem,
+    OutOfTime,
+    captured,
+    copy_rate,
+    describe,
+    empty_cache,
+    peak,
+    product_rate,
+    turns,
+)
 from _formulations import GRID, TINY, Cell, Formulation, Op
-from kernels import OPS, OURS, difference, geometric_mean
+from _targets import GRAPH, Row, judge, ratios_of, show
+from _timm import train_both
+from kernels import OPS, OURS, difference
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import crowdnal
 
-GRAPH = f"{OURS}, CUDA graph"
 LARGE = [
     Cell("few annotators", 1 << 20, 20, 8, 5),
     Cell("ten million", 1 << 21, 10_000, 10, 5),
@@ -43,34 +54,84 @@ LARGE = [
 SMALL = [TINY, GRID[0], Cell("wide", 64, 9, 140, 4)]
 COMPILED = ("labelme", "cifar10n", "medical", "cifar100")
 MODELS = {"resnet50": 224, "vit_small_patch16_224": 224}
-
-Row = dict[str, Any]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FAILURES = (ImportError, RuntimeError)  # of these: out of memory, no compiler, an error of CUDA
+# About the seconds that a part may take on a slow day: less left, and it is not begun.
+TRAINING, EAGER, COMPILING = 45, 12, 30
 
 
 def main() -> None:
     arguments = parse()
-    end = time.monotonic() + 60 * arguments.minutes
+    clock = Clock(60 * arguments.minutes)
     torch.backends.cuda.matmul.allow_tf32 = False
-    wrong = check(arguments)
+    name = describe(arguments.device)["device"]
+    path = arguments.json or Path(__file__).parent / "results" / f"gpu-{slug(name)}.json"
+    result: Row = {"benchmark": "gpu", "quick": arguments.quick, "minutes": arguments.minutes, "unfinished": True}
+    try:
+        for _ in parts(result, arguments, clock):
+            write(path, result)
+        result["unfinished"] = False
+    except OutOfTime:
+        print("out of time: what was under way is not in the results", file=sys.stderr)
+    finally:
+        clock.stop()
+    write(path, result)
+    wrong = [f"{c['op']} {c['cell']} {c['dtype']} {c['wrong']}" for c in result.get("checks", []) if c["wrong"]]
     if wrong:
         sys.exit("differs from the CPU: " + "; ".join(wrong))
-    machine = describe(arguments.device) | {"copy_gb_per_s": copy_rate(arguments.device) / 1e9}
-    training = [train(name, size, arguments) for name, size in arguments.models.items()]
-    measured: dict[tuple[str, str], list[Row]] = {}
-    for compiling in (False, True):  # first everything without, in case the minutes do not last
-        for op, cell in itertools.product(arguments.ops, arguments.cells):
-            if time.monotonic() < end and (not compiling or (cell.name in COMPILED and not arguments.quick)):
-                measured[op.name, cell.name] = measure(op, cell, arguments, machine["copy_gb_per_s"], compiling)
-                print(f"{op.name} {cell.name}, {end - time.monotonic():.0f} s left", file=sys.stderr, flush=True)
-                empty_cache(arguments.device)
-    rows = [row for (op, cell) in measured for row in measured[op, cell]]
-    ratios = {op.name: geometric_mean([best_ratio(cell) for cell in by_cell(rows, op.name)]) for op in arguments.ops}
-    result = {"benchmark": "gpu", "quick": arguments.quick, "machine": machine, "training": training, "rows": rows}
-    show(rows, training, machine, ratios)
-    path = arguments.json or Path(__file__).parent / "results" / f"gpu-{slug(machine['device'])}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result | {"geometric_mean_ratio": ratios}, indent=1) + "\n")
+    show(result)
     print(f"\nwritten to {path}")
+
+
+def parts(result: Row, arguments: argparse.Namespace, clock: Clock) -> Iterator[None]:
+    """Fills the result, and stops after every part of it."""
+    result["checks"] = []
+    for op, cell, dtype in itertools.product(arguments.ops, SMALL, DTYPES):
+        result["checks"].append(check(op, cell, dtype, arguments.device))
+    yield
+    if any(found["wrong"] for found in result["checks"]):
+        return
+    rates = {
+        "copy_gb_per_s": copy_rate(arguments.device) / 1e9,
+        "fp32_gflop_per_s": product_rate(arguments.device) / 1e9,
+    }
+    result["machine"] = describe(arguments.device) | rates
+    result |= {"training": [], "rows": []}
+    for name, size in arguments.models.items():
+        result["training"].append(train(name, size, arguments, clock))
+        empty_cache(arguments.device)
+        yield
+    measured: dict[tuple[str, str], list[Row]] = {}
+    eager = itertools.product(arguments.cells, arguments.ops, [False])
+    compiling = itertools.product([c for c in arguments.cells if c.name in COMPILED], arguments.ops, [True])
+    longest = 0.0
+    for cell, op, compiled in [*eager, *([] if arguments.quick else compiling)]:  # first everything without
+        needed = max(COMPILING, 1.5 * longest) if compiled else EAGER
+        if clock.left() < (0 if arguments.quick else needed):
+            late = row(op, cell, "fastest other, compiled" if compiled else OURS, None, skipped="no time was left")
+            measured.setdefault((op.name, cell.name), []).append(late)
+            continue
+        before = clock.left()
+        rows = measure(op, cell, arguments, result["machine"], compiled)
+        if compiled:
+            longest = max(longest, before - clock.left())
+        if rows[0]["milliseconds"] or not compiled:
+            measured[op.name, cell.name] = rows
+        result["rows"] = [row for rows in measured.values() for row in rows]
+        print(f"{op.name} {cell.name}, {clock.left():.0f} s left", file=sys.stderr, flush=True)
+        empty_cache(arguments.device)
+        yield
+    result["rows"] = [row for rows in measured.values() for row in rows]
+
+
+def write(path: Path, result: Row) -> None:
+    """All at once, so that what was written is whole whenever the run ends."""
+    rows, training = result.get("rows", []), result.get("training", [])
+    path.parent.mkdir(exist_ok=True)
+    draft = path.with_suffix(".part")
+    summary = {"geometric_mean_ratio": ratios_of(rows), "targets": judge(rows, training)}
+    draft.write_text(json.dumps(result | summary, indent=1) + "\n")
+    draft.replace(path)
 
 
 def parse() -> argparse.Namespace:
@@ -95,41 +156,52 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def check(arguments: argparse.Namespace) -> list[str]:
-    """Names of ops and cells whose outputs or gradients differ from the CPU's."""
-    wrong = []
-    for op in arguments.ops:
-        for cell in SMALL:
-            here, there = DeviceProblem(cell, op.leaves, "cpu"), DeviceProblem(cell, op.leaves, arguments.device)
-            there.annotations = here.annotations.to(arguments.device)
-            there.leaves = [leaf.detach().to(arguments.device).requires_grad_() for leaf in here.leaves]
-            with torch.device(arguments.device):
-                ours = op.ours(there)
-            results = [result.cpu() for result in ours.results()]
-            worst = difference(results, op.ours(here).results())
-            if not worst <= 1000 * torch.finfo(torch.float32).eps:
-                wrong.append(f"{op.name} {cell.name} by {worst:.1e}")
-    return wrong
+def check(op: Op, cell: Cell, dtype: torch.dtype, device: str) -> Row:
+    """How far outputs and gradients are from the CPU's, and what is wrong with that, or None."""
+    found: Row = {"op": op.name, "cell": cell.name, "dtype": str(dtype).removeprefix("torch."), "difference": None}
+    here, there = DeviceProblem(cell, op.leaves, "cpu"), DeviceProblem(cell, op.leaves, device)
+    here.leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in here.leaves]
+    there.annotations = here.annotations.to(device)
+    there.leaves = [leaf.detach().to(device).requires_grad_() for leaf in here.leaves]
+    try:
+        with torch.device(device):
+            ours = op.ours(there)
+        results = [result.cpu().double() for result in ours.results()]
+    except RuntimeError as error:
+        return found | {"wrong": first_line(error)}
+    worst = difference(results, [result.double() for result in op.ours(here).results()])
+    # Gradients of half precision are rounded last of all: a unit of the last place where the sums end up beside it.
+    allowed = (1000 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps
+    return found | {"difference": worst, "wrong": None if worst <= allowed else f"by {worst:.1e}"}
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 # Measuring
 
 
-def measure(op: Op, cell: Cell, arguments: argparse.Namespace, copy: float, compiling: bool) -> list[Row]:
-    device, steps, reasons = arguments.device, dict[str, Callable[[], object]](), dict[str, str]()
+def measure(op: Op, cell: Cell, arguments: argparse.Namespace, machine: Row, compiling: bool) -> list[Row]:
+    """The rows of a cell, ours first."""
     try:
-        problem = DeviceProblem(cell, op.leaves, device)
-        with torch.device(device):
-            ours = op.ours(problem)
-        expected = [result.clone() for result in ours.results()]
-    except torch.OutOfMemoryError:
-        return [row(op, cell, OURS, None, skipped="out of memory")]
+        return measure_all(op, cell, arguments, machine, compiling)
+    except RuntimeError as error:
+        return [row(op, cell, OURS, None, skipped=first_line(error))]
+
+
+def measure_all(op: Op, cell: Cell, arguments: argparse.Namespace, machine: Row, compiling: bool) -> list[Row]:
+    device, steps, reasons = arguments.device, dict[str, Callable[[], object]](), dict[str, str]()
+    problem = DeviceProblem(cell, op.leaves, device)
+    with torch.device(device):
+        ours = op.ours(problem)
+    expected = [result.clone() for result in ours.results()]
     steps[OURS] = ours
     try:
         if device != "cpu" and "sparse" not in op.name:
             steps[GRAPH] = captured(ours)
     except RuntimeError as error:
-        reasons[GRAPH] = f"not captured: {str(error).splitlines()[0]}"
+        reasons[GRAPH] = f"not captured: {first_line(error)}"
     for formulation in op.others:
         prepare(formulation.name, formulation, False, problem, expected, arguments, steps, reasons)
     others = [f for f in op.others if f.name in steps and f.compiled_memory is not None]
@@ -139,19 +211,20 @@ def measure(op: Op, cell: Cell, arguments: argparse.Namespace, copy: float, comp
         torch._dynamo.reset()
         prepare(f"{fastest.name}, compiled", fastest, True, problem, expected, arguments, steps, reasons)
     times = turns(steps, device, 3 if arguments.quick else 9)
-    needed = op.work(problem)[0]
+    needed, operations = op.work(problem)
+    memory_bound = needed / machine["copy_gb_per_s"] > operations / machine["fp32_gflop_per_s"]
     rows = []
     for name, step in steps.items():
-        share = needed / times[name] / copy / 1e9
-        found = {"ratio_to_ours": times[name] / times[OURS], "share_of_copy": share}
+        share = needed / times[name] / machine["copy_gb_per_s"] / 1e9
+        found = {"ratio_to_ours": times[name] / times[OURS], "share_of_copy": share, "memory_bound": memory_bound}
         rows.append(row(op, cell, name, 1000 * times[name], **found, peak_extra_bytes=peak(step, device)))
     return [*rows, *(row(op, cell, name, None, skipped=reason) for name, reason in reasons.items())]
 
 
 def row(op: Op, cell: Cell, formulation: str, milliseconds: float | None, **more: Any) -> Row:
-    known = {"ratio_to_ours": None, "share_of_copy": None, "peak_extra_bytes": None, "skipped": None}
+    known = {"ratio_to_ours": None, "share_of_copy": None, "memory_bound": None}
     names = {"op": op.name, "cell": cell.name, "formulation": formulation, "milliseconds": milliseconds}
-    return names | known | more
+    return names | known | {"peak_extra_bytes": None, "skipped": None} | more
 
 
 def prepare(
@@ -169,14 +242,15 @@ def prepare(
     if needed > arguments.memory_gb:
         reasons[name] = f"would allocate about {needed:.1f} GB"
         return
+    failures = (Exception,) if compiled else FAILURES  # a compiler may fail in any way
     try:
         with torch.device(arguments.device):
             candidate = formulation.build(problem)
         if compiled:
             candidate.function = torch.compile(candidate.function, fullgraph=True, dynamic=False)
         worst = difference(candidate.results(), expected)
-    except (ImportError, torch.OutOfMemoryError, RuntimeError) as error:
-        reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    except failures as error:
+        reasons[name] = first_line(error)
         return
     if worst <= 1000 * torch.finfo(torch.float32).eps:
         steps[name] = candidate
@@ -184,80 +258,18 @@ def prepare(
         reasons[name] = f"differs by {worst:.1e} of the largest value"
 
 
-def train(name: str, size: int, arguments: argparse.Namespace) -> Row:
-    """A training step in bfloat16 with plain labels and with a CrowdLayer on many annotators' labels."""
-    import timm
-
-    device, cell = arguments.device, GRID[0]
-    batch = 4 if arguments.quick else cell.items
-    problem = DeviceProblem(Cell(cell.name, batch, cell.annotators, cell.classes, cell.per_item), lambda p: [], device)
-    images = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
-    target = torch.randint(cell.classes, (batch,), device=device)
-    steps = {}
-    for head in (False, True):
-        torch.manual_seed(0)
-        model: Any = timm.create_model(name, num_classes=cell.classes)
-        if head:
-            model = crowdnal.attach(model, crowdnal.CrowdLayer(cell.classes, cell.annotators))
-        model.to(device=device, memory_format=torch.channels_last).train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-
-        def step(model: Any = model, optimizer: Any = optimizer, head: bool = head) -> None:
-            optimizer.zero_grad()
-            with torch.autocast(device, dtype=torch.bfloat16):
-                loss = model(images, problem.annotations).loss if head else cross_entropy(model(images), target)
-            loss.backward()
-            optimizer.step()
-
-        steps[OURS if head else "plain"] = step
-    times = turns(steps, device, 3 if arguments.quick else 15, block=0.3)
-    overhead = times[OURS] / times["plain"] - 1
-    milliseconds = {"plain_milliseconds": 1000 * times["plain"], "head_milliseconds": 1000 * times[OURS]}
-    return {"model": name, "image": size, "batch": batch} | milliseconds | {"overhead": overhead}
-
-
-# Showing
+def train(name: str, size: int, arguments: argparse.Namespace, clock: Clock) -> Row:
+    found = {"model": name, "image": size, "plain_milliseconds": None, "head_milliseconds": None, "overhead": None}
+    if clock.left() < (0 if arguments.quick else TRAINING):
+        return found | {"skipped": "no time was left"}
+    try:
+        return found | train_both(name, size, arguments)
+    except FAILURES as error:
+        return found | {"skipped": first_line(error)}
 
 
 def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def by_cell(rows: list[Row], op: str) -> list[list[Row]]:
-    """The timed rows of an op, ours first, a list a cell."""
-    cells = dict.fromkeys(row["cell"] for row in rows if row["op"] == op and row["formulation"] == OURS)
-    timed = [[r for r in rows if (r["op"], r["cell"]) == (op, cell) and r["milliseconds"]] for cell in cells]
-    return [cell for cell in timed if any(row["formulation"] not in (OURS, GRAPH) for row in cell)]
-
-
-def best(cell: list[Row]) -> Row:
-    return min((r for r in cell if r["formulation"] not in (OURS, GRAPH)), key=lambda r: r["milliseconds"])
-
-
-def best_ratio(cell: list[Row]) -> float:
-    return best(cell)["ratio_to_ours"]
-
-
-def show(rows: list[Row], training: list[Row], machine: Row, ratios: dict[str, float]) -> None:
-    for op in dict.fromkeys(row["op"] for row in rows):
-        print(f"\n{op} (geometric mean of the ratios {ratios[op]:.1f})")
-        for cell in by_cell(rows, op):
-            other, graph = best(cell), next((r for r in cell if r["formulation"] == GRAPH), cell[0])
-            print(
-                f"  {cell[0]['cell']:16} {cell[0]['milliseconds']:9.3f} ms, kernels {graph['milliseconds']:9.3f} ms "
-                f"({graph['share_of_copy']:.0%} of copy), {other['formulation']} {other['milliseconds']:.3f} ms: "
-                f"{other['ratio_to_ours']:.1f}x"
-            )
-    for r in training:
-        print(
-            f"{r['model']}: {r['plain_milliseconds']:.2f} ms plain, {r['head_milliseconds']:.2f} ms with the head, "
-            f"{r['overhead']:+.1%}"
-        )
-    print(
-        ", ".join(
-            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in machine.items()
-        )
-    )
 
 
 if __name__ == "__main__":

@@ -67,15 +67,23 @@ _native: set[str] = set()
 
 
 def _load(device: str) -> str | None:
-    """Loads the native library of a device; returns what went wrong, None if nothing (or none was built)."""
-    failure = None
+    """Loads the native library of a device; returns what went wrong, None if nothing (or none was built).
+
+    That of CUDA has the major version of CUDA in its name: two CUDA runtimes in a process need not get on.
+    """
+    failure, name = None, f"_{device}"
+    if device == "cuda":
+        name += str(torch.version.cuda).partition(".")[0]
     for path in sorted(Path(__file__).parent.glob(f"_{device}*.so")):
+        if path.name.partition(".")[0] != name:
+            failure = f"{path.name} is not for CUDA {torch.version.cuda}, which torch {torch.__version__} is for"
+            continue
         try:
             torch.ops.load_library(path)
             _native.add(device)
             return None
         except OSError as error:
-            failure = f"{path.name} cannot be loaded ({error})"
+            failure = f"{path.name} cannot be loaded ({error.__cause__ or error})"  # why, where torch only says which
     return failure
 
 

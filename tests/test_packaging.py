@@ -17,7 +17,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import crowdnal
 from crowdnal._extras import require
@@ -79,23 +78,6 @@ def test_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
-def test_native_library_needs_only_the_stable_abi() -> None:
-    if not LIBRARIES:
-        assert os.environ.get("CROWDNAL_REQUIRE_NATIVE") != "1", "no native library was built"
-        pytest.skip("this crowdnal was installed without a native library")
-    if shutil.which("nm") is None:
-        pytest.skip("nm (binutils) is not installed")
-    for library in LIBRARIES:
-        symbols = subprocess.run(
-            ["nm", "-D", "--undefined-only", "--demangle", library],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert "aoti_torch_abi_version" in symbols
-        assert not re.findall(r".*\b(?:at|c10|torch)::.*", symbols)
-
-
 # Imports
 
 
@@ -104,51 +86,6 @@ def test_import_is_light(tmp_path: Path) -> None:
     loaded = {name.partition(".")[0] for name in python(code, tmp_path).split()}
     assert "crowdnal" in loaded
     assert not loaded & HEAVY
-
-
-@pytest.mark.parametrize("cuda", [True, False])
-def test_only_a_cuda_build_of_torch_loads_the_cuda_library(tmp_path: Path, cuda: bool) -> None:
-    code = f"""
-import warnings; warnings.simplefilter("error")
-import torch
-if not {cuda}: torch.version.cuda = None
-torch.ops.load_library = lambda path, load=torch.ops.load_library: (print(path.name), load(path))
-import crowdnal
-print(crowdnal.backend()["cuda"])
-"""
-    if not any(library.name.startswith("_cpu") for library in LIBRARIES):
-        pytest.skip("this crowdnal was installed without a native library")
-    *loaded, backend = python(code, tmp_path).split()
-    built = cuda and any(library.name.startswith("_cuda") for library in LIBRARIES) and torch.version.cuda is not None
-    assert [name.partition(".")[0] for name in loaded] == (["_cpu", "_cuda"] if built else ["_cpu"])
-    assert backend == ("native" if built else "reference")
-
-
-def test_a_cuda_library_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crowdnal import ops
-
-    (tmp_path / "_cuda.abi3.so").write_text("no library")
-    monkeypatch.setattr(ops, "__file__", str(tmp_path / "ops.py"))
-    monkeypatch.setattr(ops, "_native", {"cpu"})
-    failure = ops._load("cuda")
-    assert failure is not None and failure.startswith("_cuda.abi3.so cannot be loaded")
-    assert ops.backend() == {"cpu": "native", "cuda": "reference"}
-    assert ops._load("none") is None and ops.backend()["cuda"] == "reference"
-
-
-def test_disabled_native_runs_on_the_reference_and_warns_once(tmp_path: Path) -> None:
-    code = """
-import json, warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import crowdnal, crowdnal.ops
-    backend = crowdnal.backend()
-said = [str(warning.message) for warning in caught if "crowdnal" in str(warning.message)]
-print(json.dumps([backend["cpu"], said]))
-"""
-    backend, said = json.loads(python(code, tmp_path, CROWDNAL_DISABLE_NATIVE="1"))
-    assert backend == "reference"
-    assert len(said) == 1 and "reference" in said[0]
 
 
 def test_require_returns_the_module() -> None:

@@ -15,7 +15,7 @@ namespace crowdnal::cuda {
 class Device : public Context {
  public:
   explicit Device(const Tensor& like)
-      : Context(current_stream(like.get_device_index())), index_(like.get_device_index()), guard_(index_) {}
+      : Context(current_stream(device_of(like))), index_(like.get_device_index()), guard_(index_) {}
 
   bool has(const Tensor& tensor) const { return tensor.is_cuda() && tensor.get_device_index() == index_; }
 
@@ -27,6 +27,10 @@ class Device : public Context {
   }
 
  private:
+  static int32_t device_of(const Tensor& like) {
+    STD_TORCH_CHECK(like.is_cuda(), "crowdnal: an argument is not on the device of the other arguments");
+    return like.get_device_index();
+  }
   static cudaStream_t current_stream(int32_t device) {
     void* stream;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));

@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kTile)
         T value = T(0);
         if (j < count && i < depth) {
           const int64_t n = index.order[p + j];
+          CROWDNAL_ASSERT(0 <= index.item[n] && index.item[n] < index.num_items);
           value = in.value(n, in.factor(n), in.label_of(n), i);
         }
         x[e] = value;

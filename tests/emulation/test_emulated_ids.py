@@ -1,0 +1,47 @@
+"""Ids out of range, which `Annotations` refuses, are assertions in the CUDA kernels that read by them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import test_joint_ops
+import test_ops
+from emulated import Emulated
+from pairs import make_pairs
+from problems import make_problem
+
+from crowdnal import reference
+from crowdnal.ops import SCHEMAS
+
+READ = {
+    "mix": ("item", "annotator"),
+    "mix_items": ("annotator",),
+    "mix_annotators": ("item", "annotator"),
+    "softmax_link": ("item", "annotator", "label"),
+    "mixture_link": ("item", "annotator", "label"),
+    "joint_link": ("annotator", "label"),
+    "evidence": ("annotator", "label"),
+    "counts": ("annotator",),
+    "em_step": ("annotator", "label"),
+    "pair_confusion": ("item", "annotator", "label"),
+}
+ARGUMENTS = {
+    **dict.fromkeys(("mix", "mix_items", "mix_annotators", "softmax_link", "mixture_link"), test_ops.arguments),
+    **dict.fromkeys(("joint_link", "evidence", "counts", "em_step"), test_joint_ops.arguments),
+    "pair_confusion": lambda p, name, kind: make_pairs(p, 2).arguments(name),
+}
+CASES = [(name, tensor) for name, tensors in READ.items() for tensor in tensors]
+
+
+@pytest.mark.parametrize("sizes", [(6, 3, 3, 3, 4), (6, 2, 20, 20, 4), (3, 2, 130, 5, 4)], ids=str)
+@pytest.mark.parametrize(("name", "tensor"), CASES)
+def test_an_id_out_of_range_is_an_assertion(emulated: Emulated, name: str, tensor: str, sizes: tuple[int, ...]) -> None:
+    problem = make_problem(*sizes, seed=5)
+    position = re.findall(r"(\w+)[,)]", SCHEMAS[name].partition("->")[0]).index(tensor)
+    for bad, place in ((-1, 0), (10**6, -1)):  # where `order` still sorts the annotators
+        for args in ARGUMENTS[name](problem, name, reference.NONE):
+            changed = [*args[:position], args[position].clone(), *args[position + 1 :]]
+            changed[position][problem.annotations.order[place]] = bad
+            with pytest.raises(RuntimeError, match="assertion failed"):
+                emulated.op(name)(*changed)
