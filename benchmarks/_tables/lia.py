@@ -190,10 +190,10 @@ def scores_of_tags(data: Medical, annotations: Annotations, seed: int, quick: bo
     return {task: found[:, data.tags.index(tag)] for task, tag in TASKS.items()}
 
 
-def planted(data: Medical, task: str, seed: int, quick: bool) -> tuple[float, float]:
-    """Places by reliability of an always right and an always wrong annotator, at redundancy 5."""
+def planted(data: Medical, task: str, seed: int, quick: bool, redundancy: int = 5) -> tuple[float, float]:
+    """Places by reliability of an always right and an always wrong annotator."""
     known = (data.expert[task] >= 0).nonzero().squeeze(1)
-    sample, truth, x = data.of_tag(data.sample(5, seed), task)[known], data.expert[task][known], data.x[known]
+    sample, truth, x = data.of_tag(data.sample(redundancy, seed), task)[known], data.expert[task][known], data.x[known]
     each = torch.arange(len(known))
     right = torch.full_like(each, sample.num_annotators)
     item = torch.cat([sample.item, each, each])
