@@ -17,6 +17,7 @@ import test_joint_ops
 import test_ops
 import torch
 from attached import ATTACHED, C, R, labels, mlp
+from halves import READERS, halved
 from hypothesis import given, settings
 from op_checks import as_tuple, check_both_orders, leaf, to_float
 from pairs import impossible, make_pairs, pairs
@@ -340,6 +341,8 @@ def every_op_once() -> None:
         for name in LISTS:
             for args in arguments(name, make_problem(*sizes, seed=1)):
                 getattr(ops, name)(*to_device(to_float(args)))
+                if name in READERS:
+                    getattr(ops, name)(*to_device(halved(name, args, torch.bfloat16)))
     torch.cuda.synchronize()
 
 

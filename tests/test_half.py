@@ -60,9 +60,7 @@ def losses(p: Problem, dtype: torch.dtype, **options: Any) -> dict[str, Loss]:
         out[f"marginal {kind}"] = lambda z, w, k=kind: F.crowd_marginal_nll(
             z.log_softmax(1), w, a, normalization=k, weight=weight
         )
-        out[f"posterior {kind}"] = lambda z, w, k=kind: F.crowd_posterior(
-            z.log_softmax(1), w, a, normalization=k
-        )
+        out[f"posterior {kind}"] = lambda z, w, k=kind: F.crowd_posterior(z.log_softmax(1), w, a, normalization=k)
     return out | {
         "mix": lambda z, w: F.mix(z, w, a),
         "mix_items": lambda z, w: F.mix_items(grad, w, a) * z,
