@@ -20,8 +20,8 @@ constexpr int kThreads = 128;  // of a block
 constexpr int kBlock = 32;
 
 // Rows n = u_n values_row(n) or, with labels, u_n (values_row(n) - onehot(label_n)): the gradient of the softmax link,
-// made where it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n), of which mixing_n
-// belongs to the shared term (`share`) and the rest to the annotator's.
+// made where it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n), of which
+// mixing_n belongs to the shared term (`share`) and the rest to the annotator's.
 template <class T>
 struct GradRows {
   const T* values;                   // [nnz, cols] or [B, cols]

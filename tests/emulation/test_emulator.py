@@ -70,14 +70,14 @@ def _raise(message: str) -> None:
 
 
 def planted(folder: Path, before: str, after: str) -> Path:
-    """A copy of the sources with one mistake in the tiled kernel of mix_annotators."""
+    """A copy of the sources with one mistake in the kernels of mix_annotators."""
     csrc = folder / "csrc"
     for name in ("common", "cuda"):
         shutil.copytree(emulated.CSRC / name, csrc / name)
-    kernel = csrc / "cuda" / "outer.cuh"
-    text = kernel.read_text()
-    assert text.count(before) == 1
-    kernel.write_text(text.replace(before, after))
+    texts = {kernel: kernel.read_text() for kernel in (csrc / "cuda" / f"{name}outer.cuh" for name in ("", "small_"))}
+    assert sum(text.count(before) for text in texts.values()) == 1
+    for kernel, text in texts.items():
+        kernel.write_text(text.replace(before, after))
     return csrc
 
 
@@ -88,8 +88,19 @@ def planted(folder: Path, before: str, after: str) -> Path:
         ("        __syncthreads();\n        T part[16]", "        T part[16]", "shared memory is .*outer.cuh"),
         ("__syncthreads();  // the rows before are read", "", "shared memory is .*outer.cuh"),
         ("e < kOuterGroup * kSide", "e <= kOuterGroup * kSide", r"out of bounds: \[256\] of 256 \(outer.cuh"),
+        (
+            "      __syncwarp();\n      stage<T, V>(staged, z0",
+            "      stage<T, V>(staged, z0",
+            "shared memory is .*small_outer.cuh",
+        ),
     ],
-    ids=["nothing", "missing barrier", "missing barrier between groups", "off by one"],
+    ids=[
+        "nothing",
+        "missing barrier",
+        "missing barrier between groups",
+        "off by one",
+        "missing barrier of a warp",
+    ],
 )
 def test_planted_mistakes_are_caught(tmp_path: Path, before: str, after: str, message: str) -> None:
     (line,) = run(emulated.program("outer", tmp_path, planted(tmp_path, before, after)))

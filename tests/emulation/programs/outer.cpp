@@ -1,4 +1,4 @@
-// mix_annotators through the tiled kernel on a fixed problem: prints "right", "wrong", or what the emulator refuses.
+// mix_annotators through the kernel of a warp and the tiled one, each on a fixed problem: prints "right", "wrong", or what the emulator refuses.
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -8,28 +8,33 @@
 using namespace crowdnal;
 using namespace crowdnal::cuda;
 
-int main() {
-  const Shape shape{2, 20, 40};
-  const int64_t nnz = 45;
+bool right(const Shape& shape) {
+  const int64_t nnz = 45, rows = shape.rows, cols = shape.cols;
   std::vector<int64_t> indptr(nnz + 1), item(nnz), annotator(nnz), order(nnz);
-  std::vector<float> scores(nnz * shape.rows), grad(nnz * shape.cols), out(2 * 20 * 40);
+  std::vector<float> scores(nnz * rows), grad(nnz * cols), out(2 * rows * cols);
   std::vector<double> wanted(out.size());
   for (int64_t n = 0; n < nnz; ++n) {
     indptr[n + 1] = n + 1;
     item[n] = order[n] = n;
     annotator[n] = n >= 13;
-    for (int64_t c = 0; c < 20; ++c) scores[n * 20 + c] = std::sin(float(n + 3 * c));
-    for (int64_t k = 0; k < 40; ++k) grad[n * 40 + k] = std::cos(float(2 * n + k));
-    for (int64_t e = 0; e < 800; ++e) wanted[annotator[n] * 800 + e] += scores[n * 20 + e / 40] * grad[n * 40 + e % 40];
+    for (int64_t c = 0; c < rows; ++c) scores[n * rows + c] = std::sin(float(n + 3 * c));
+    for (int64_t k = 0; k < cols; ++k) grad[n * cols + k] = std::cos(float(2 * n + k));
+    for (int64_t e = 0; e < rows * cols; ++e) {
+      wanted[annotator[n] * rows * cols + e] += scores[n * rows + e / cols] * grad[n * cols + e % cols];
+    }
   }
   const Index index{indptr.data(), item.data(), annotator.data(), order.data(), nnz, nnz};
   Context context;
+  mix_annotators(context, GradRows<float>{grad.data(), cols}, scores.data(), index, shape, out.data());
+  bool all = true;
+  for (size_t e = 0; e < out.size(); ++e) all = all && std::fabs(out[e] - wanted[e]) < 1e-4;
+  return all;
+}
+
+int main() {
   try {
-    mix_annotators(context, GradRows<float>{grad.data(), 40}, scores.data(), index, shape, out.data());
+    std::puts(right({2, 9, 10}) && right({2, 20, 40}) ? "right" : "wrong");
   } catch (const std::exception& error) {
-    return std::puts(error.what()), 0;
+    std::puts(error.what());
   }
-  bool right = true;
-  for (size_t e = 0; e < out.size(); ++e) right = right && std::fabs(out[e] - wanted[e]) < 1e-4;
-  std::puts(right ? "right" : "wrong");
 }
