@@ -248,7 +248,7 @@ def register(name: str, function: Any, vmap: Callable[..., Any]) -> None:
 
 
 def _register_autocast(name: str, device: str) -> None:
-    """Float32, but for matrices that the op reads as they are; `torch.library.register_autocast` would copy those too."""
+    """Float32 for all but what the op reads as it is; `torch.library.register_autocast` would copy the matrices too."""
     overload = getattr(torch.ops.crowdnal, name).default
     stored = [n for n, argument in enumerate(overload._schema.arguments) if argument.name in MATRICES]
     key = f"Autocast{device.upper()}"

@@ -12,6 +12,7 @@ import pytest
 import test_ops
 import torch
 from attached import ATTACHED, C, R, labels, mlp
+from halves import READERS, halved
 from op_checks import as_tuple, leaf, to_float
 from problems import make_problem
 from test_cuda import DEVICE, LISTS, arguments, each_op, ops, to_device
@@ -168,6 +169,8 @@ def every_op_once() -> None:
         for name in LISTS:
             for args in arguments(name, make_problem(*sizes, seed=1)):
                 getattr(ops, name)(*to_device(to_float(args)))
+                if name in READERS:
+                    getattr(ops, name)(*to_device(halved(name, args, torch.bfloat16)))
     torch.cuda.synchronize()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import op_checks
@@ -60,9 +61,7 @@ def losses(p: Problem, dtype: torch.dtype, **options: Any) -> dict[str, Loss]:
         out[f"marginal {kind}"] = lambda z, w, k=kind: F.crowd_marginal_nll(
             z.log_softmax(1), w, a, normalization=k, weight=weight
         )
-        out[f"posterior {kind}"] = lambda z, w, k=kind: F.crowd_posterior(
-            z.log_softmax(1), w, a, normalization=k
-        )
+        out[f"posterior {kind}"] = lambda z, w, k=kind: F.crowd_posterior(z.log_softmax(1), w, a, normalization=k)
     return out | {
         "mix": lambda z, w: F.mix(z, w, a),
         "mix_items": lambda z, w: F.mix_items(grad, w, a) * z,
@@ -145,6 +144,27 @@ def test_values_and_gradients_are_those_of_converted_matrices(name: str, order: 
         eps = 4 * torch.finfo(dtype).eps * (1 + other.abs().max().item()) if rounded else 1e-5
         torch.testing.assert_close(one, other, rtol=eps, atol=eps)
     assert ours[0].dtype == torch.float32 and dtype in {g.dtype for g in ours}
+
+
+@dtypes
+def test_gradients_of_the_weight(dtype: torch.dtype) -> None:
+    """They read rows of the matrices: the derivative of `evidence` for its weight, also twice and in forward mode."""
+    p = make()
+    z, stored, rest = p.scores.float(), p.stored.to(dtype), p.annotations
+    both = []
+    for table in (stored, stored.float()):
+        weight, w = leaf(p.weight.float()), leaf(table)
+        value = (F.evidence(w, rest, weight=weight) * z).sum()
+        value = value + F.crowd_marginal_nll(z.log_softmax(1), w, rest, normalization="none", weight=weight)
+        value = value + F.crowd_mixture_nll(z.log_softmax(1), w, rest, weight=weight, reduction="sum")
+        (first,) = torch.autograd.grad(value, weight, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), w)[0]
+        of_weight = partial(F.evidence, table, rest)
+        change = torch.func.jvp(lambda u, f=of_weight: f(weight=u), (p.weight.float(),), (first.detach(),))
+        both.append((value, first, second.to(dtype), *change))
+    for one, other in zip(*both, strict=True):
+        eps = 4 * torch.finfo(one.dtype).eps * (1 + other.abs().max().item())
+        torch.testing.assert_close(one, other, rtol=eps, atol=max(eps, 1e-5))
 
 
 @dtypes

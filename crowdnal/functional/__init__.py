@@ -46,7 +46,7 @@ def mix(scores: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
 
     Args:
         scores: [B, C], one row an item.
-        confusion: [R, C, K], one matrix an annotator.
+        confusion: [R, C, K], one matrix an annotator; read as by `crowd_cross_entropy`.
         annotations: B items, R annotators.
 
     Returns:
@@ -136,7 +136,8 @@ def crowd_cross_entropy(
 
     Args:
         scores: [B, C], what is mixed (probabilities for CrowdLayer); any floating dtype.
-        confusion: [R, C, K], free weights, `[true, observed]`.
+        confusion: [R, C, K], free weights, `[true, observed]`; float16 and bfloat16 are read as they are stored, summed
+            in float32.
         annotations: B items, R annotators, labels in 0..K-1.
         shared: [B, K], added to the scores of all annotations of an item.
         mixing: [nnz] in 0..1, the share of `shared` in each annotation's scores (CoNAL, Chu et al. 2021, eq. 4).
@@ -196,7 +197,7 @@ def crowd_mixture_nll(
 
     Args:
         log_probs: [B, C], log-probabilities of the true class (`log_softmax` of the logits).
-        confusion: [R, K, C], **observed label outermost**, stored values.
+        confusion: [R, K, C], **observed label outermost**, stored values; read as for `crowd_cross_entropy`.
         annotations: B items, R annotators, labels in 0..K-1.
         normalization: how stored values become A, for each true class over the observed labels: "softmax",
             "softplus" (softplus divided by its sum), or "none" (they are log A already).
@@ -244,7 +245,7 @@ def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotati
 
     Args:
         difficulty: [B, C, K, L], one tensor an item `[true, observed, latent]`; any value, -infinity is impossible.
-        competence: [R, C, K, L], one an annotator.
+        competence: [R, C, K, L], one an annotator. Both in float16 or both in bfloat16 are read as they are stored.
         annotations: B items, R annotators, labels in 0..K-1.
 
     Returns:

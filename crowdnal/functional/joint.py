@@ -27,7 +27,7 @@ def evidence(log_confusion: Tensor, annotations: Annotations, *, weight: Tensor 
     """What each item's labels say about its true class: out_i[k] = sum over its annotations n of w_n log A_r[k, y_n].
 
     Args:
-        log_confusion: [R, K, C], **observed label outermost**; -inf is legal.
+        log_confusion: [R, K, C], **observed label outermost**; -inf is legal. Read as by `crowd_cross_entropy`.
         annotations: B items, R annotators, labels in 0..K-1.
         weight: [nnz], default the annotations' own weight; a label of weight 0 adds nothing, whatever its row.
 

@@ -31,7 +31,8 @@ def em_step(
     item = torch.repeat_interleave(rows, indptr.diff())
     index = (indptr, item, annotator, annotator)  # the order does not matter here
     if log_prior is None:
-        one_hot = torch.eye(log_confusion.shape[1], device=indptr.device, dtype=compute_dtype(log_confusion.dtype)).unsqueeze(1)
+        dtype = compute_dtype(log_confusion.dtype)
+        one_hot = torch.eye(log_confusion.shape[1], device=indptr.device, dtype=dtype).unsqueeze(1)
         votes = evidence(one_hot, weight, indptr, item, label, label, torch.zeros_like(label))
         total = votes.sum(1, keepdim=True)
         posterior = torch.where(total > 0, votes / torch.where(total > 0, total, 1.0), 1.0 / votes.shape[1])

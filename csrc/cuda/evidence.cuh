@@ -27,7 +27,7 @@ __device__ void sum_evidence(const Rows& rows, const T* weight, const Index& ind
 }
 
 template <class T, class Rows>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     evidence_kernel(Rows rows, const T* weight, Index index, int64_t classes, T* out) {
   const int64_t size = index.num_items * classes;
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {

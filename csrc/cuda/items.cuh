@@ -33,7 +33,7 @@ void sum_items(Context& context, const GradRows<T>& grad, const Index& index, T*
 // columns: they read the rows of a matrix as these lie, and add up what they have once an item. What an annotation is
 // asked for but its row, each thread of the block fetches for one of kThreads annotations.
 template <class T, class E, class L>
-__global__ void __launch_bounds__(kThreads, 5)
+__global__ void __launch_bounds__(kThreads, L::kPer == 2 ? 4 : 5)
     mix_items_kernel(GradRows<T> grad, const E* confusion, Index index, Shape shape, T* out) {
   constexpr int kGroups = kThreads / L::G, V = L::V;
   constexpr int kRows = L::kWidth <= 8 || L::kPer > 2 || sizeof(T) > 4 ? 8 : 16;  // sums of a lane

@@ -82,7 +82,7 @@ constexpr int kStaged = 1024;  // numbers of rows that a warp has at hand
 // side by side, so that their ways from memory overlap, and then multiplies what it has. Rows are padded to whole
 // elements of lanes, with numbers that no element asked for depends on.
 template <class T, int kDown, int kAcross, int V, class Left>
-__global__ void __launch_bounds__(kThreads, sizeof(T) > 4 ? (kDown * kAcross > 8 ? 3 : 4) : kDown * kAcross > 4 ? 5 : 8)
+__global__ void __launch_bounds__(kThreads, (kDown * kAcross > 4 ? 16 : 32) / sizeof(T))
     small_outer_kernel(Left left, GradRows<T> right, Index index, Shape shape, Chunks chunks, T* out, T* slots) {
   constexpr int kWarps = kThreads / kLanes, kOwn = kDown * kAcross;
   using Of = Fetched<T, typename Left::Row>;
