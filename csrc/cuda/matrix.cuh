@@ -28,7 +28,7 @@ struct ScoreRows {
 // A block owns out[n, tile] of up to kGroup annotations n of one annotator, which lie together in `order`:
 // out[n, o] = sum_i in[n, i] M[i, o], M = the annotator's matrix [rows, cols], or its transpose.
 template <class T, class E, bool kTransposed, class Rows>
-__global__ void __launch_bounds__(kTile, sizeof(T) > 4 ? 4 : 5)
+__global__ void __launch_bounds__(kTile, kTransposed || sizeof(T) > 4 ? 4 : 5)
     multiply_kernel(Rows in, const E* confusion, Index index, Shape shape, T* out) {
   constexpr int kStride = kDepth + 1;  // so that the columns of a tile lie in different banks
   CROWDNAL_SHARED(T, x, kGroup * kDepth);

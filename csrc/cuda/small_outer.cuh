@@ -168,7 +168,7 @@ bool small_outer(Context& context, const Left& left, const GradRows<T>& right, c
     return ceil_div(shape.rows, down) * ceil_div(shape.cols, across) <= kLanes;
   };
   const int64_t size = shape.matrix();
-  if (!fits(4, 4)) return false;
+  if (!fits(4, 2)) return false;
   const Chunks chunks = Chunks::of(index.nnz, 1, size);
   T* slots = context.template scratch<T>(chunks.count * size);
   context.zero(out, shape.num_annotators * size);
@@ -180,10 +180,8 @@ bool small_outer(Context& context, const Left& left, const GradRows<T>& right, c
     constexpr int V = decltype(vector)::value;
     if (fits(2, 2)) {
       start(small_outer_kernel<T, 2, 2, V, Left>);
-    } else if (fits(4, 2)) {
-      start(small_outer_kernel<T, 4, 2, V, Left>);
     } else {
-      start(small_outer_kernel<T, 4, 4, V, Left>);
+      start(small_outer_kernel<T, 4, 2, V, Left>);
     }
   };
   const int64_t alignment = left.grain() | grain(shape.rows | shape.cols, right.values);
