@@ -55,13 +55,16 @@ inline Tensor check_values(const Tensor& values, const char* name, const Tensor&
   return check_stored(values, name, compute_type(like.scalar_type()), sizes);
 }
 
-// A confusion [R, rows, cols], contiguous.
-inline Tensor check_confusion(const Tensor& confusion) {
+// Of a confusion [R, rows, cols].
+inline Shape shape_of(const Tensor& confusion) {
   STD_TORCH_CHECK(confusion.dim() == 3 && confusion.size(1) > 0 && confusion.size(2) > 0,
                   "crowdnal: confusion must have 3 dimensions, with at least one class and one label");
+  return {confusion.size(0), confusion.size(1), confusion.size(2)};
+}
+inline Tensor check_confusion(const Tensor& confusion) {
+  shape_of(confusion);
   return packed(confusion);
 }
-inline Shape shape_of(const Tensor& confusion) { return {confusion.size(0), confusion.size(1), confusion.size(2)}; }
 
 template <class T>
 const T* pointer(const Tensor& tensor) {

@@ -11,7 +11,6 @@ Tensors4 joint_link_op(const Tensor& log_prior, const Tensor& confusion, Optiona
                        const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
                        int64_t normalization, bool mean) {
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);  // rows = observed labels, cols = classes
   const auto kind = static_cast<Normalization>(normalization);
   const Index index = op.index(indptr, item, annotator, order);
@@ -36,7 +35,6 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
                                                   int64_t normalization, bool mean, bool need_log_prior,
                                                   bool need_confusion) {
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);
   const auto kind = static_cast<Normalization>(normalization);
   const Index index = op.index(indptr, item, annotator, order);
@@ -60,7 +58,6 @@ Tensors4 em_step_op(OptionalTensor log_prior, const Tensor& log_confusion, Optio
                     const Tensor& annotator, OptionalTensor order, const Tensor& label) {
   STD_TORCH_CHECK(order, "crowdnal: em_step on CUDA needs the order of the annotators");
   Op op(log_confusion);
-  check_confusion(log_confusion);
   const Shape shape = shape_of(log_confusion);
   const int64_t nnz = annotator.size(0), num_items = indptr.size(0) - 1;
   STD_TORCH_CHECK(log_prior || shape.rows == shape.cols, "crowdnal: without log_prior the labels must be the classes");
@@ -84,7 +81,6 @@ Tensors4 em_step_op(OptionalTensor log_prior, const Tensor& log_confusion, Optio
 Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                    const Tensor& annotator, const Tensor& order, const Tensor& label) {
   Op op(log_confusion);
-  check_confusion(log_confusion);
   const Shape shape = shape_of(log_confusion);
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);

@@ -15,7 +15,6 @@ namespace {
 Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
               const Tensor& annotator, const Tensor& order) {
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);
   const Index index = op.index(indptr, item, annotator, order);
   Tensor out = op.empty({index.nnz, shape.cols});
@@ -32,7 +31,6 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
 Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
                     const Tensor& annotator, const Tensor& order) {
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);
   const Index index = op.index(indptr, item, annotator, order);
   Tensor out = op.empty({index.num_items, shape.rows});
@@ -63,7 +61,6 @@ Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor&
 
 Tensor select_op(const Tensor& confusion, const Tensor& annotators) {
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);
   const int64_t count = annotators.size(0);
   const int64_t* chosen = op.longs(annotators, "annotators", count);

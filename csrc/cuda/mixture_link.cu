@@ -12,7 +12,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
                                                            const Tensor& order, const Tensor& label,
                                                            int64_t normalization, bool mean) {
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);  // rows = observed labels, cols = classes
   const auto kind = static_cast<Normalization>(normalization);
   const Index index = op.index(indptr, item, annotator, order);
@@ -37,7 +36,6 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
                                                     int64_t normalization, bool mean, bool need_log_probs,
                                                     bool need_confusion) {
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);
   const auto kind = static_cast<Normalization>(normalization);
   const Index index = op.index(indptr, item, annotator, order);

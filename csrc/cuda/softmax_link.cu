@@ -26,7 +26,6 @@ Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, Optional
                          OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
                          const Tensor& order, const Tensor& label, bool mean) {
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);
@@ -48,7 +47,6 @@ Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_
                                   bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
   STD_TORCH_CHECK(shared || !need_mixing, "crowdnal: mixing needs shared");
   Op op(confusion);
-  check_confusion(confusion);
   const Shape shape = shape_of(confusion);
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);
