@@ -27,6 +27,49 @@ __device__ inline bool continues(const Index& index, int64_t p) {
   return p > 0 && p < index.nnz && index.annotator[index.order[p - 1]] == index.annotator[index.order[p]];
 }
 
+// starts[r] = how many annotations have an annotator below r: theirs are at positions starts[r] .. starts[r + 1] - 1.
+static __global__ void __launch_bounds__(kThreads) starts_kernel(Index index, int64_t num_annotators, int64_t* starts) {
+  for (int64_t r = int64_t(blockIdx.x) * kThreads + threadIdx.x; r <= num_annotators; r += int64_t(gridDim.x) * kThreads) {
+    int64_t low = 0, high = index.nnz;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (index.annotator[index.order[middle]] < r) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    starts[r] = low;
+  }
+}
+
+// [R + 1]
+inline const int64_t* find_starts(Context& context, const Index& index, int64_t num_annotators) {
+  int64_t* starts = context.scratch<int64_t>(num_annotators + 1);
+  launch(context, starts_kernel, ceil_div(num_annotators + 1, kThreads), kThreads, 0, index, num_annotators, starts);
+  return starts;
+}
+
+// out[r] = 0, `size` elements, for annotators without annotations: the others' are written whole.
+template <class T>
+__global__ void __launch_bounds__(256)
+    zero_absent_kernel(const int64_t* starts, int64_t num_annotators, int64_t size, T* out) {
+  constexpr int kPart = 2048;
+  const int64_t tiles = (size + kPart - 1) / kPart;
+  for (int64_t unit = blockIdx.x; unit < num_annotators * tiles; unit += gridDim.x) {
+    const int64_t r = unit / tiles, first = unit % tiles * kPart;
+    if (starts[r] < starts[r + 1]) continue;
+    const int64_t last = first + kPart < size ? first + kPart : size;
+    for (int64_t e = first + threadIdx.x; e < last; e += 256) out[r * size + e] = T(0);
+  }
+}
+
+template <class T>
+void zero_absent(Context& context, const Index& index, int64_t num_annotators, int64_t size, T* out) {
+  launch(context, zero_absent_kernel<T>, num_annotators * ceil_div(size, 2048), 256, 0,
+         find_starts(context, index, num_annotators), num_annotators, size, out);
+}
+
 // Adds the slots of the chunks into which an annotator reaches: a block the first of them, for kLanes elements.
 template <class T>
 __global__ void __launch_bounds__(256) add_slots_kernel(Index index, int64_t size, Chunks chunks, const T* slots, T* out) {

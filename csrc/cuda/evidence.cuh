@@ -1,7 +1,7 @@
-// evidence and counts: each other's adjoints, the sufficient statistics of the joint link.
+// evidence: sums over the annotations of an item, the adjoint of the counts (cuda/counts.cuh).
 #pragma once
 
-#include "cuda/small_outer.cuh"
+#include "cuda/chunks.cuh"
 
 namespace crowdnal::cuda {
 
@@ -42,50 +42,6 @@ template <class T, class Rows>
 void evidence(Context& context, const Rows& rows, const T* weight, const Index& index, int64_t classes, T* out) {
   launch(context, evidence_kernel<T, Rows>, ceil_div(index.num_items * classes, kThreads), kThreads, 0, rows, weight,
          index, classes, out);
-}
-
-// A thread owns a column of the matrices and adds to them where they lie.
-template <class T>
-__global__ void __launch_bounds__(kThreads) add_labelled_kernel(GradRows<T> rows, const int64_t* label, Index index,
-                                                                Shape shape, Chunks chunks, T* out, T* slots) {
-  const int64_t size = shape.rows * shape.cols, tiles = (shape.cols + kThreads - 1) / kThreads;
-  rows.fix_scale();
-  for (int64_t unit = blockIdx.x; unit < chunks.count * tiles; unit += gridDim.x) {
-    const int64_t chunk = unit / tiles, k = unit % tiles * kThreads + threadIdx.x, first = chunk * chunks.size;
-    if (k >= shape.cols) continue;
-    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
-    bool in_slot = continues(index, first);
-    for (int64_t y = 0; in_slot && y < shape.rows; ++y) slots[chunk * size + y * shape.cols + k] = T(0);
-    for (int64_t p = first; p < last; ++p) {
-      const int64_t n = index.order[p], r = index.annotator[n], y = label[n];
-      CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators && 0 <= y && y < shape.rows);
-      in_slot = in_slot && (p == first || continues(index, p));
-      (in_slot ? slots + chunk * size : out + r * size)[y * shape.cols + k] +=
-          rows.value(rows.row_of(n, index.num_items), rows.factor(n), -1, k);
-    }
-  }
-}
-
-// out[r, y, k] = sum_{n of r with label y} row n at k: every element is written, zero without annotations.
-template <class T>
-void sum_labelled(Context& context, const GradRows<T>& rows, const int64_t* label, const Index& index,
-                  const Shape& shape, T* out) {
-  const int64_t size = shape.matrix(), tiles = ceil_div(shape.cols, kThreads);
-  if (size == 0 || small_outer(context, OneHot<T>{label}, rows, index, shape, out)) return;
-  const Chunks chunks = Chunks::of(index.nnz, tiles, size);
-  T* slots = context.template scratch<T>(chunks.count * size);
-  context.zero(out, shape.num_annotators * size);
-  launch(context, add_labelled_kernel<T>, chunks.count * tiles, kThreads, 0, rows, label, index, shape, chunks, out,
-         slots);
-  add_slots(context, index, size, chunks, slots, out);
-}
-
-// Rows weight_n values[item_n]
-template <class T>
-GradRows<T> item_rows(const T* values, int64_t cols, const int64_t* item, const T* weight) {
-  GradRows<T> rows{values, cols, nullptr, weight};
-  rows.item = item;
-  return rows;
 }
 
 }  // namespace crowdnal::cuda

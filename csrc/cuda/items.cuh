@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) sum_items_kernel(GradRows<T> grad, I
     BlockSum<T> sum;
     for (int64_t n = index.indptr[i]; n < last;) {
       const int64_t stop = n + kBlock < last ? n + kBlock : last;
-      for (; n < stop; ++n) sum.add(grad.value(n, grad.factor(n), grad.label_of(n), d));
+      for (; n < stop; ++n) sum.add(grad.find(n, index.num_items)[d]);
       sum.close();
     }
     out[e] = sum.total;

@@ -109,7 +109,7 @@ Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indp
     using T = decltype(zero);
     const auto rows = item_rows<T>(op.values<T>(values, "values", {index.num_items, shape.cols}), shape.cols,
                                    index.item, op.values<T>(weight, "weight", {index.nnz}));
-    sum_labelled(op, rows, labels, index, shape, output<T>(out));
+    count_labels(op, rows, labels, index, shape, output<T>(out));
   });
   return out;
 }

@@ -1,8 +1,8 @@
 // Joint link: nll_i = -log sum_k prior_i[k] prod_{n of i} A_r[y_n, k]^w_n, in log space (Dawid & Skene 1979).
 #pragma once
 
+#include "cuda/counts.cuh"
 #include "cuda/evidence.cuh"
-#include "cuda/normalization.cuh"
 #include "cuda/posterior.cuh"
 #include "cuda/reduce.cuh"
 
@@ -71,8 +71,8 @@ void joint_link_backward(Context& context, const T* grad_loss, const T* grad_nll
   launch(context, joint_grad_kernel<T>, ceil_div(size, kThreads), kThreads, 0, grad_loss, grad_nll, count, posterior,
          index, shape.cols, grad);
   if (!confusion_grad) return;
-  sum_labelled(context, item_rows<T>(grad, shape.cols, index.item, weight), label, index, shape, confusion_grad);
-  through_normalization(context, confusion, log_norm, index, shape, kind, confusion_grad);
+  confusion_gradient(context, item_rows<T>(grad, shape.cols, index.item, weight), label, confusion, log_norm, index,
+                     shape, kind, confusion_grad);
 }
 
 }  // namespace crowdnal::cuda

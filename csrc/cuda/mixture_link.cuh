@@ -1,9 +1,8 @@
 // Mixture link: nll_n = -log sum_k p_i[k] A_r[y_n, k], A_r = a normalised [labels, classes] matrix, in log space.
 #pragma once
 
-#include "cuda/evidence.cuh"
+#include "cuda/counts.cuh"
 #include "cuda/items.cuh"
-#include "cuda/normalization.cuh"
 #include "cuda/posterior.cuh"
 #include "cuda/reduce.cuh"
 
@@ -53,8 +52,7 @@ void mixture_link_backward(Context& context, const GradRows<T>& grad, const E* c
                            T* log_probs_grad, T* confusion_grad) {
   if (log_probs_grad) sum_items(context, grad, index, log_probs_grad);
   if (!confusion_grad) return;
-  sum_labelled(context, grad, label, index, shape, confusion_grad);
-  through_normalization(context, confusion, log_norm, index, shape, kind, confusion_grad);
+  confusion_gradient(context, grad, label, confusion, log_norm, index, shape, kind, confusion_grad);
 }
 
 }  // namespace crowdnal::cuda

@@ -11,17 +11,22 @@ template <class T>
 __device__ T log_value(T x, Normalization kind) {
   return kind == Normalization::kSoftplus ? log_softplus(x) : x;
 }
+template <class T>
+__device__ T log_value_grad(T x, Normalization kind) {
+  return kind == Normalization::kSoftplus ? log_softplus_grad(x) : T(1);
+}
 
 // Threads of a block: kLanes columns, kWays labels at a time.
 constexpr int kWays = 4;
+constexpr int kColumnThreads = kWays * kLanes;
 
 // Sum or maximum over the ways; every thread gets that of its column. Ends with a barrier.
-template <class T, class Array, class Join>
+template <int kWaysOfBlock, class T, class Array, class Join>
 __device__ T join_ways(T value, Array& shared, const Join& join) {
   shared[threadIdx.x] = value;
   __syncthreads();
   T out = shared[threadIdx.x % kLanes];
-  for (int w = 1; w < kWays; ++w) out = join(out, shared[w * kLanes + threadIdx.x % kLanes]);
+  for (int w = 1; w < kWaysOfBlock; ++w) out = join(out, shared[w * kLanes + threadIdx.x % kLanes]);
   __syncthreads();
   return out;
 }
@@ -29,9 +34,9 @@ __device__ T join_ways(T value, Array& shared, const Join& join) {
 // log_norm[run, k] = log sum_y f(x[y, k]); 0 behind the last run.                          log_norm: [runs.most, classes]
 // log_a: log A of those present [R, labels, classes], if it is wanted.
 template <class T, class E>
-__global__ void __launch_bounds__(kWays* kLanes)
+__global__ void __launch_bounds__(kColumnThreads)
     log_norms_kernel(const E* confusion, Shape shape, Runs runs, Normalization kind, T* log_norm, T* log_a) {
-  CROWDNAL_SHARED(T, shared, kWays * kLanes);
+  CROWDNAL_SHARED(T, shared, kColumnThreads);
   const int way = threadIdx.x / kLanes;
   const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
   for (int64_t unit = blockIdx.x; unit < runs.most * tiles; unit += gridDim.x) {
@@ -41,21 +46,25 @@ __global__ void __launch_bounds__(kWays* kLanes)
       continue;
     }
     const E* x = confusion + r * labels * classes + k;
-    T highest = -INFINITY;
-    for (int64_t y = way; k < classes && y < labels; y += kWays) {
-      const T v = log_value(T(x[y * classes]), kind);
-      highest = v > highest ? v : highest;
+    T own = -INFINITY, sum = T(0);  // maximum, and sum of exponentials of the distances to it
+    for (int64_t y = way; k < classes && y < labels; y += kWays * kAhead) {
+      T v[kAhead], most = own, part = T(0);
+      CROWDNAL_UNROLL
+      for (int t = 0; t < kAhead; ++t) v[t] = y + t * kWays < labels ? T(x[(y + t * kWays) * classes]) : T(-INFINITY);
+      CROWDNAL_UNROLL
+      for (int t = 0; t < kAhead; ++t) {
+        v[t] = log_value(v[t], kind);
+        most = v[t] > most ? v[t] : most;
+      }
+      const T shift = most == T(-INFINITY) ? T(0) : most;
+      CROWDNAL_UNROLL
+      for (int t = 0; t < kAhead; ++t) part += std::exp(v[t] - shift);
+      sum = sum * std::exp(own - shift) + part;
+      own = most;
     }
-    highest = join_ways(highest, shared, [](T a, T b) { return b > a ? b : a; });
+    const T highest = join_ways<kWays>(own, shared, [](T a, T b) { return b > a ? b : a; });
     const T shift = highest == T(-INFINITY) ? T(0) : highest;
-    BlockSum<T> sum;
-    int in_block = 0;
-    for (int64_t y = way; k < classes && y < labels; y += kWays) {
-      sum.add(std::exp(log_value(T(x[y * classes]), kind) - shift));
-      if (++in_block % kBlock == 0) sum.close();
-    }
-    sum.close();
-    const T total = join_ways(sum.total, shared, [](T a, T b) { return a + b; });
+    const T total = join_ways<kWays>(sum * std::exp(own - shift), shared, [](T a, T b) { return a + b; });
     const T norm = shift + std::log(total);
     if (way == 0 && k < classes) log_norm[run * classes + k] = norm;
     for (int64_t y = way; log_a && k < classes && y < labels; y += kWays) {
@@ -67,10 +76,10 @@ __global__ void __launch_bounds__(kWays* kLanes)
 // In place, for the annotators who are present: the gradient for log A becomes that for x, slope (G - A sum_y G) with
 // slope = d log f / dx.                                                                      grad: [R, labels, classes]
 template <class T, class E>
-__global__ void __launch_bounds__(kWays* kLanes)
+__global__ void __launch_bounds__(kColumnThreads)
     normalization_grad_kernel(const E* confusion, const T* log_norm, Shape shape, Runs runs, Normalization kind,
                               T* grad) {
-  CROWDNAL_SHARED(T, shared, kWays * kLanes);
+  CROWDNAL_SHARED(T, shared, kColumnThreads);
   const int64_t labels = shape.rows, classes = shape.cols, tiles = (classes + kLanes - 1) / kLanes;
   for (int64_t unit = blockIdx.x; unit < runs.most * tiles; unit += gridDim.x) {
     const int64_t run = unit / tiles, k = unit % tiles * kLanes + threadIdx.x % kLanes, r = runs.annotator[run];
@@ -83,12 +92,11 @@ __global__ void __launch_bounds__(kWays* kLanes)
       if (++in_block % kBlock == 0) sum.close();
     }
     sum.close();
-    const T column = join_ways(sum.total, shared, [](T a, T b) { return a + b; });
+    const T column = join_ways<kWays>(sum.total, shared, [](T a, T b) { return a + b; });
     for (int64_t y = threadIdx.x / kLanes; k < classes && y < labels; y += kWays) {
       const T x = confusion[first + y * classes];
-      const T slope = kind == Normalization::kSoftplus ? log_softplus_grad(x) : T(1);
       const T share = std::exp(log_value(x, kind) - log_norm[run * classes + k]);
-      grad[first + y * classes] = slope * (grad[first + y * classes] - share * column);
+      grad[first + y * classes] = log_value_grad(x, kind) * (grad[first + y * classes] - share * column);
     }
   }
 }
@@ -117,6 +125,14 @@ struct LogConfusion {
   }
 };
 
+// log_norm [runs.most, classes], and log_a, if it is wanted.
+template <class T, class E>
+void normalize(Context& context, const E* confusion, const Shape& shape, const Runs& runs, Normalization kind,
+               T* log_norm, T* log_a) {
+  launch(context, log_norms_kernel<T, E>, runs.most * ceil_div(shape.cols, kLanes), kColumnThreads, 0, confusion, shape,
+         runs, kind, log_norm, log_a);
+}
+
 // Rows of log_norm.
 inline int64_t most_runs(const Index& index, const Shape& shape, Normalization kind) {
   return kind == Normalization::kNone ? 0 : std::min(index.nnz, shape.num_annotators);
@@ -134,30 +150,11 @@ void with_normalized(Context& context, const E* confusion, const int64_t* label,
   if (shape.num_annotators * shape.rows <= index.nnz) {
     log_a = context.template scratch<T>(shape.num_annotators * shape.matrix());
   }
-  launch(context, log_norms_kernel<T, E>, runs.most * ceil_div(shape.cols, kLanes), kWays * kLanes, 0, confusion, shape,
-         runs, kind, log_norm, log_a);
+  normalize(context, confusion, shape, runs, kind, log_norm, log_a);
   rows.run = runs.of;
   if (!log_a) return body(rows);
   body(LogConfusion<T, T>{log_a, shape.num_annotators, shape.rows, shape.cols, Normalization::kNone, index.annotator,
                           label, nullptr, log_norm});
-}
-
-// The gradient `grad` [R, labels, classes] for log A in place to that for the stored confusion. log_norm: that of
-// `with_normalized`, or null to make it again.
-template <class T, class E>
-void through_normalization(Context& context, const E* confusion, const T* log_norm, const Index& index,
-                           const Shape& shape, Normalization kind, T* grad) {
-  if (kind == Normalization::kNone) return;
-  const Runs runs = find_runs(context, index, shape.num_annotators);
-  const int64_t blocks = runs.most * ceil_div(shape.cols, kLanes);
-  if (!log_norm) {
-    T* own = context.template scratch<T>(runs.most * shape.cols);
-    launch(context, log_norms_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, shape, runs, kind, own,
-           static_cast<T*>(nullptr));
-    log_norm = own;
-  }
-  launch(context, normalization_grad_kernel<T, E>, blocks, kWays * kLanes, 0, confusion, log_norm, shape, runs, kind,
-         grad);
 }
 
 }  // namespace crowdnal::cuda

@@ -5,62 +5,86 @@
 
 namespace crowdnal::cuda {
 
-constexpr int kOuterGroup = 8;  // annotations between barriers
+constexpr int kOuterGroup = 16;   // annotations between barriers
+constexpr int kOuterWindow = 64;  // of which a block knows the rows
 
 // A block a chunk and a tile of kSide x kSide elements, a thread 4 x 4 of them.
 template <class T, int kSide>
-__global__ void __launch_bounds__(kSide* kSide / 16, 2)
-    outer_tile_kernel(GradRows<T> grad, const T* scores, Index index, Shape shape, Chunks chunks, T* out, T* slots) {
+__global__ void __launch_bounds__(kSide* kSide / 16, kSide == 64 ? 3 : 12)
+    outer_tile_kernel(GradRows<T> grad, const T* scores, Index index, Shape shape, Chunks chunks, bool aligned, T* out,
+                      T* slots) {
   constexpr int kAcross = kSide / 4, kBlockThreads = kAcross * kAcross;
-  CROWDNAL_SHARED(T, z, kOuterGroup * kSide);
-  CROWDNAL_SHARED(T, g, kOuterGroup * kSide);
+  CROWDNAL_SHARED(int64_t, who, kOuterWindow);
+  CROWDNAL_SHARED(const T*, score_row, kOuterWindow);
+  CROWDNAL_SHARED(GradRow<T>, grad_row, kOuterWindow);
+  CROWDNAL_SHARED(Quad<T>, z, kOuterGroup * kAcross);
+  CROWDNAL_SHARED(Quad<T>, g, kOuterGroup * kAcross);
   const int64_t across = (shape.cols + kSide - 1) / kSide, tiles = across * ((shape.rows + kSide - 1) / kSide);
-  const int y0 = threadIdx.x / kAcross * 4, x0 = threadIdx.x % kAcross * 4;
+  const int y = threadIdx.x / kAcross, x = threadIdx.x % kAcross;
+  grad.fix_scale();
   for (int64_t unit = blockIdx.x; unit < chunks.count * tiles; unit += gridDim.x) {
     const int64_t chunk = unit / tiles, c0 = unit % tiles / across * kSide, k0 = unit % tiles % across * kSide;
     const int64_t first = chunk * chunks.size;
     const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
-    for (int64_t p = first; p < last;) {
-      const int64_t r = index.annotator[index.order[p]];
-      CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
-      T* to = p == first && continues(index, first) ? slots + chunk * shape.rows * shape.cols
-                                                    : out + r * shape.rows * shape.cols;
-      T sums[16] = {};
-      for (bool more = true; more;) {
-        int count = 1;
-        while (count < kOuterGroup && p + count < last && continues(index, p + count)) ++count;
-        __syncthreads();  // the rows before are read
-        for (int e = threadIdx.x; e < kOuterGroup * kSide; e += kBlockThreads) {
-          const int j = e / kSide, d = e % kSide;
-          T zd = T(0), gd = T(0);
-          if (j < count) {
-            const int64_t n = index.order[p + j], i = index.item[n];
-            CROWDNAL_ASSERT(0 <= i && i < index.num_items);
-            if (c0 + d < shape.rows) zd = scores[i * shape.rows + c0 + d];
-            if (k0 + d < shape.cols) gd = grad.value(n, grad.factor(n), grad.label_of(n), k0 + d);
+    int64_t owner = index.annotator[index.order[first]];
+    T* to = continues(index, first) ? slots + chunk * shape.matrix() : out + owner * shape.matrix();
+    T sums[16] = {};
+    const auto write = [&] {
+      for (int a = 0; a < 4; ++a) {
+        const int64_t c = c0 + y * 4 + a, k = k0 + x * 4;
+        if (c < shape.rows && aligned && k < shape.cols) {
+          store<4>(sums + a * 4, to + c * shape.cols + k);
+        } else {
+          for (int b = 0; b < 4; ++b) {
+            if (c < shape.rows && k + b < shape.cols) to[c * shape.cols + k + b] = sums[a * 4 + b];
           }
-          z[e] = zd;
-          g[e] = gd;
+        }
+      }
+      for (int t = 0; t < 16; ++t) sums[t] = T(0);
+    };
+    for (int64_t window = first; window < last; window += kOuterWindow) {
+      const int count = last - window < kOuterWindow ? static_cast<int>(last - window) : kOuterWindow;
+      __syncthreads();  // the window before is done
+      if (threadIdx.x < count) {
+        const int64_t n = index.order[window + threadIdx.x], i = index.item[n], r = index.annotator[n];
+        CROWDNAL_ASSERT(0 <= i && i < index.num_items && 0 <= r && r < shape.num_annotators);
+        who[threadIdx.x] = r;
+        score_row[threadIdx.x] = scores + i * shape.rows + c0;
+        grad_row[threadIdx.x] = grad.find(n, index.num_items);
+      }
+      __syncthreads();
+      for (int j = 0; j < count;) {
+        if (who[j] != owner) {
+          write();
+          owner = who[j];
+          to = out + owner * shape.matrix();
+        }
+        int stop = j + 1;
+        while (stop < count && stop < j + kOuterGroup && who[stop] == owner) ++stop;
+        for (int e = threadIdx.x; e < (stop - j) * kAcross; e += kBlockThreads) {
+          const int m = j + e / kAcross, d = e % kAcross * 4;
+          const T* score = score_row[m];
+          const GradRow<T> row = grad_row[m];
+          Quad<T> zs{}, gs{};
+          for (int v = 0; v < 4; ++v) {
+            if (c0 + d + v < shape.rows) zs.values[v] = score[d + v];
+            if (k0 + d + v < shape.cols) gs.values[v] = row[k0 + d + v];
+          }
+          z[e] = zs;
+          g[e] = gs;
         }
         __syncthreads();
         T part[16] = {};
-        for (int j = 0; j < count; ++j) {
-          T a[4], b[4];
-          for (int t = 0; t < 4; ++t) {
-            a[t] = z[j * kSide + y0 + t];
-            b[t] = g[j * kSide + x0 + t];
-          }
-          for (int t = 0; t < 16; ++t) part[t] += a[t / 4] * b[t % 4];
+        for (int e = 0; e < (stop - j) * kAcross; e += kAcross) {
+          const Quad<T> a = z[e + y], b = g[e + x];
+          for (int t = 0; t < 16; ++t) part[t] += a.values[t / 4] * b.values[t % 4];
         }
         for (int t = 0; t < 16; ++t) sums[t] += part[t];
-        p += count;
-        more = p < last && continues(index, p);
-      }
-      for (int t = 0; t < 16; ++t) {
-        const int64_t c = c0 + y0 + t / 4, k = k0 + x0 + t % 4;
-        if (c < shape.rows && k < shape.cols) to[c * shape.cols + k] = sums[t];
+        j = stop;
+        __syncthreads();  // the rows are read
       }
     }
+    write();
   }
 }
 
@@ -74,9 +98,10 @@ void mix_annotators(Context& context, const GradRows<T>& grad, const T* scores, 
   const int64_t tiles = ceil_div(shape.rows, side) * ceil_div(shape.cols, side);
   const Chunks chunks = Chunks::of(index.nnz, tiles, size);
   T* slots = context.template scratch<T>(chunks.count * size);
-  context.zero(out, shape.num_annotators * size);
+  const bool aligned = grain(shape.cols, out, slots) % 4 == 0;
+  zero_absent(context, index, shape.num_annotators, size, out);
   const auto start = [&](auto kernel, int threads) {
-    launch(context, kernel, chunks.count * tiles, threads, 0, grad, scores, index, shape, chunks, out, slots);
+    launch(context, kernel, chunks.count * tiles, threads, 0, grad, scores, index, shape, chunks, aligned, out, slots);
   };
   if (side == 32) {
     start(outer_tile_kernel<T, 32>, 64);

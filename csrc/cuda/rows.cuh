@@ -16,8 +16,21 @@ constexpr int kLanes = 32;
 
 constexpr int kThreads = 128;  // of a block
 
+constexpr int kAhead = 8;      // numbers on their way from memory to a thread
+
 // Terms are summed in blocks of this many before they join a running total.
 constexpr int kBlock = 32;
+
+// A row of `GradRows`, found: factor (values - onehot(label)).
+template <class T>
+struct GradRow {
+  const T* values;
+  T factor;
+  int label;  // -1: none
+
+  __device__ T at(T v, int64_t k) const { return factor * (k == label ? v - T(1) : v); }
+  __device__ T operator[](int64_t k) const { return at(values[k], k); }
+};
 
 // Rows n = u_n values_row(n) or, with labels, u_n (values_row(n) - onehot(label_n)): the gradient of the softmax link,
 // made where it is read from the probabilities that the link kept. u_n = sign (scale weight_n + upstream_n), of which
@@ -53,9 +66,8 @@ struct GradRows {
     CROWDNAL_ASSERT(0 <= item[n] && item[n] < num_items);
     return item[n];
   }
-  __device__ T value(int64_t row, T factor, int64_t label, int64_t k) const {
-    const T v = values[row * cols + k];
-    return factor * (k == label ? v - T(1) : v);
+  __device__ GradRow<T> find(int64_t n, int64_t num_items) const {
+    return {values + row_of(n, num_items) * cols, factor(n), static_cast<int>(label_of(n))};
   }
 };
 
@@ -75,6 +87,9 @@ __device__ void store(const T* from, T* to) {
   for (int v = 0; v < V; ++v) pack.values[v] = from[v];
   *reinterpret_cast<Pack<V, T>*>(to) = pack;
 }
+
+template <class T>
+using Quad = Pack<4, T>;
 
 // How G lanes hold a row: each kPer pieces of V columns, piece j from `column(j)` on.
 template <int kLanesOfRow, int kPieces, int kVector>

@@ -46,29 +46,27 @@ struct OneHot {
 // What a warp has fetched of an annotation.
 template <class T, class Row>
 struct Fetched {
-  const T* right;
+  GradRow<T> right;
   Row left;
-  int label;
-  T factor;
 };
 
 // to[at + j width + d] = what `row(j, d, ..)` loads, for V numbers at a time of `count` rows, by a warp: several loads
 // on their way from memory at a time.
 template <class T, int V, class Array, class Row>
 __device__ void stage(Array& to, int at, int count, int width, const Row& row) {
-  constexpr int kAhead = 5;
+  constexpr int kAtOnce = 5;
   const int lane = threadIdx.x % kLanes, units = width / V, step = kLanes / units, rest = kLanes % units;
-  for (int e = lane, j = lane / units, d = lane % units; e < count * units; e += kAhead * kLanes) {
-    T got[kAhead][V];
+  for (int e = lane, j = lane / units, d = lane % units; e < count * units; e += kAtOnce * kLanes) {
+    T got[kAtOnce][V];
     CROWDNAL_UNROLL
-    for (int t = 0; t < kAhead; ++t) {
+    for (int t = 0; t < kAtOnce; ++t) {
       row(j < count ? j : count - 1, d * V, got[t]);
       const bool wraps = d + rest >= units;
       j += wraps ? step + 1 : step;
       d += wraps ? rest - units : rest;
     }
     CROWDNAL_UNROLL
-    for (int t = 0; t < kAhead; ++t) {
+    for (int t = 0; t < kAtOnce; ++t) {
       for (int v = 0; v < V; ++v) {
         if (e + t * kLanes < count * units) to[at + (e + t * kLanes) * V + v] = got[t][v];
       }
@@ -125,8 +123,7 @@ __global__ void __launch_bounds__(kThreads, (kDown * kAcross > 4 ? 16 : 32) / si
       CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
       __syncwarp();  // the batch before is read
       if (mine) {
-        fetched[threadIdx.x] = Of{right.values + right.row_of(n, index.num_items) * cols, left.row(n, rows),
-                                  static_cast<int>(right.label_of(n)), right.factor(n)};
+        fetched[threadIdx.x] = Of{right.find(n, index.num_items), left.row(n, rows)};
       }
       __syncwarp();
       stage<T, V>(staged, z0, count, down, [&](int j, int a, T* got) {
@@ -136,8 +133,8 @@ __global__ void __launch_bounds__(kThreads, (kDown * kAcross > 4 ? 16 : 32) / si
       stage<T, V>(staged, g0, count, across, [&](int j, int b, T* got) {
         const Of of = fetched[own + j];
         const int k = b < cols ? b : cols - V;
-        load<V>(of.right + k, got);
-        for (int v = 0; v < V; ++v) got[v] = of.factor * (k + v == of.label ? got[v] - T(1) : got[v]);
+        load<V>(of.right.values + k, got);
+        for (int v = 0; v < V; ++v) got[v] = of.right.at(got[v], k + v);
       });
       __syncwarp();
       for (int j = 0; j < count;) {

@@ -22,11 +22,10 @@ __global__ void __launch_bounds__(kThreads)
     mixing_kernel(GradRows<T> grad, const T* shared, const T* own, Index index, T* out) {
   constexpr int kWarps = kThreads / kLanes;
   for (int64_t n = int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes; n < index.nnz; n += int64_t(gridDim.x) * kWarps) {
-    const T u = grad.factor(n);
-    const int64_t y = grad.label_of(n);
+    const GradRow<T> row = grad.find(n, index.num_items);
     T sum = T(0);
     for (int64_t k = threadIdx.x % kLanes; k < grad.cols; k += kLanes) {
-      sum += grad.value(n, u, y, k) * (shared[index.item[n] * grad.cols + k] - own[n * grad.cols + k]);
+      sum += row[k] * (shared[index.item[n] * grad.cols + k] - own[n * grad.cols + k]);
     }
     sum = group_sum<kLanes>(sum);
     if (threadIdx.x % kLanes == 0) out[n] = sum;
