@@ -13,11 +13,11 @@ struct Chunks {
   int64_t size;   // positions
   int64_t count;
 
-  // Enough of them, times the tiles of a matrix, for every processor; few enough for their slots.
-  static Chunks of(int64_t nnz, int64_t tiles, int64_t matrix) {
+  // Enough of them, times the tiles of a matrix, for every processor; few enough for their slots. `least`: positions.
+  static Chunks of(int64_t nnz, int64_t tiles, int64_t matrix, int64_t least = kLanes) {
     constexpr int64_t kUnits = 4096, kSlotElements = 1 << 24;
     const int64_t most = std::max<int64_t>(1, std::min(ceil_div(kUnits, tiles), kSlotElements / matrix));
-    const int64_t size = kLanes * std::max<int64_t>(1, ceil_div(nnz, most * kLanes));
+    const int64_t size = least * std::max<int64_t>(1, ceil_div(nnz, most * least));
     return {size, ceil_div(nnz, size)};
   }
 };
@@ -39,6 +39,7 @@ static __global__ void __launch_bounds__(kThreads) starts_kernel(Index index, in
         high = middle;
       }
     }
+    CROWDNAL_ASSERT((r > 0 || low == 0) && (r < num_annotators || low == index.nnz));  // all annotators are in range
     starts[r] = low;
   }
 }
@@ -70,38 +71,42 @@ void zero_absent(Context& context, const Index& index, int64_t num_annotators, i
          find_starts(context, index, num_annotators), num_annotators, size, out);
 }
 
-// Adds the slots of the chunks into which an annotator reaches: a block the first of them, for kLanes elements.
+constexpr int kSlotTile = 512;  // elements
+
+// Adds the slots of the chunks into which an annotator reaches: a block the first of them, for a tile of the matrix.
 template <class T>
 __global__ void __launch_bounds__(256) add_slots_kernel(Index index, int64_t size, Chunks chunks, const T* slots, T* out) {
   constexpr int kWays = 8;
   CROWDNAL_SHARED(double, sums, kWays * kLanes);
   const int lane = threadIdx.x % kLanes, way = threadIdx.x / kLanes;
-  const int64_t tiles = (size + kLanes - 1) / kLanes;
+  const int64_t tiles = (size + kSlotTile - 1) / kSlotTile;
   for (int64_t unit = blockIdx.x; unit < (chunks.count - 1) * tiles; unit += gridDim.x) {
-    const int64_t chunk = unit / tiles + 1, e = unit % tiles * kLanes + lane;
+    const int64_t chunk = unit / tiles + 1, first = unit % tiles * kSlotTile;
     const int64_t r = index.annotator[index.order[chunk * chunks.size]];
     const auto reaches = [&](int64_t q) {
       return q < chunks.count && index.annotator[index.order[q * chunks.size]] == r;
     };
     if (!continues(index, chunk * chunks.size)) continue;
     if (reaches(chunk - 1) && continues(index, (chunk - 1) * chunks.size)) continue;  // another block's
-    double sum = 0;
-    for (int64_t q = chunk + way; reaches(q); q += kWays) {
-      if (e < size) sum += static_cast<double>(slots[q * size + e]);
+    for (int64_t e = first + lane; e - lane < size && e - lane < first + kSlotTile; e += kLanes) {
+      double sum = 0;
+      for (int64_t q = chunk + way; reaches(q); q += kWays) {
+        if (e < size) sum += static_cast<double>(slots[q * size + e]);
+      }
+      sums[threadIdx.x] = sum;
+      __syncthreads();
+      if (way == 0 && e < size) {
+        for (int w = 1; w < kWays; ++w) sum += sums[w * kLanes + lane];
+        out[r * size + e] = static_cast<T>(static_cast<double>(out[r * size + e]) + sum);
+      }
+      __syncthreads();
     }
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    if (way == 0 && e < size) {
-      for (int w = 1; w < kWays; ++w) sum += sums[w * kLanes + lane];
-      out[r * size + e] = static_cast<T>(static_cast<double>(out[r * size + e]) + sum);
-    }
-    __syncthreads();
   }
 }
 
 template <class T>
 void add_slots(Context& context, const Index& index, int64_t size, const Chunks& chunks, const T* slots, T* out) {
-  launch(context, add_slots_kernel<T>, (chunks.count - 1) * ceil_div(size, kLanes), 256, 0, index, size, chunks, slots,
+  launch(context, add_slots_kernel<T>, (chunks.count - 1) * ceil_div(size, kSlotTile), 256, 0, index, size, chunks, slots,
          out);
 }
 

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
   CROWDNAL_SHARED(GradRow<T>, found, kMatrixWindow);
   CROWDNAL_SHARED(int, labels, kMatrixWindow);
   const int way = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int64_t tiles = (shape.cols + kLanes - 1) / kLanes;
+  const int64_t size = shape.rows * shape.cols, tiles = (shape.cols + kLanes - 1) / kLanes;
   rows.fix_scale();
   for (int64_t unit = blockIdx.x; unit < shape.num_annotators * tiles; unit += gridDim.x) {
     const int64_t r = unit / tiles, k = unit % tiles * kLanes + lane, first = starts[r], last = starts[r + 1];
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kMatrixThreads)
       column = join_ways<kMatrixWays>(sum.total, shared, [](T a, T b) { return a + b; });
       if (mine) norm = log_norm[run[r] * shape.cols + k];
     }
-    const E* x = confusion + r * shape.matrix() + k;
-    T* to = out + r * shape.matrix() + k;
+    const E* x = confusion + r * size + k;
+    T* to = out + r * size + k;
     for (int64_t y = way; mine && y < shape.rows; y += kMatrixWays * kAhead) {
       T v[kAhead];
       CROWDNAL_UNROLL

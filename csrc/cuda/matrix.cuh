@@ -17,7 +17,7 @@ constexpr int kDepth = 32;   // terms of the sums between barriers
 // A block owns out[n, tile] of up to kGroup annotations n of one annotator, which lie together in `order`:
 // out[n, o] = sum_i row n of `in` at i times M[i, o], M = the annotator's matrix [rows, cols], or its transpose.
 template <class T, class E, bool kTransposed>
-__global__ void __launch_bounds__(kTile, sizeof(T) > 4 ? 3 : 6)
+__global__ void __launch_bounds__(kTile, sizeof(T) > 4 ? 3 : 5)
     multiply_kernel(GradRows<T> in, const E* confusion, Index index, Shape shape, T* out) {
   constexpr int kQuads = kGroup / 4, kRow = kQuads + 1;  // one more, so that what is stored lies in different banks
   constexpr int kStride = kDepth + 1;                    // as here, for columns

@@ -10,7 +10,7 @@ constexpr int kOuterWindow = 64;  // of which a block knows the rows
 
 // A block a chunk and a tile of kSide x kSide elements, a thread 4 x 4 of them.
 template <class T, int kSide>
-__global__ void __launch_bounds__(kSide* kSide / 16, kSide == 64 ? 3 : 12)
+__global__ void __launch_bounds__(kSide* kSide / 16, (kSide == 64 ? 12 : 48) / sizeof(T))
     outer_tile_kernel(GradRows<T> grad, const T* scores, Index index, Shape shape, Chunks chunks, bool aligned, T* out,
                       T* slots) {
   constexpr int kAcross = kSide / 4, kBlockThreads = kAcross * kAcross;
@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kSide* kSide / 16, kSide == 64 ? 3 : 12)
   CROWDNAL_SHARED(GradRow<T>, grad_row, kOuterWindow);
   CROWDNAL_SHARED(Quad<T>, z, kOuterGroup * kAcross);
   CROWDNAL_SHARED(Quad<T>, g, kOuterGroup * kAcross);
-  const int64_t across = (shape.cols + kSide - 1) / kSide, tiles = across * ((shape.rows + kSide - 1) / kSide);
+  const int64_t size = shape.rows * shape.cols, across = (shape.cols + kSide - 1) / kSide;
+  const int64_t tiles = across * ((shape.rows + kSide - 1) / kSide);
   const int y = threadIdx.x / kAcross, x = threadIdx.x % kAcross;
   grad.fix_scale();
   for (int64_t unit = blockIdx.x; unit < chunks.count * tiles; unit += gridDim.x) {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kSide* kSide / 16, kSide == 64 ? 3 : 12)
     const int64_t first = chunk * chunks.size;
     const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
     int64_t owner = index.annotator[index.order[first]];
-    T* to = continues(index, first) ? slots + chunk * shape.matrix() : out + owner * shape.matrix();
+    T* to = continues(index, first) ? slots + chunk * size : out + owner * size;
     T sums[16] = {};
     const auto write = [&] {
       for (int a = 0; a < 4; ++a) {
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kSide* kSide / 16, kSide == 64 ? 3 : 12)
         if (who[j] != owner) {
           write();
           owner = who[j];
-          to = out + owner * shape.matrix();
+          to = out + owner * size;
         }
         int stop = j + 1;
         while (stop < count && stop < j + kOuterGroup && who[stop] == owner) ++stop;
@@ -96,7 +97,7 @@ void mix_annotators(Context& context, const GradRows<T>& grad, const T* scores, 
   if (size == 0) return;
   if (small_outer(context, ItemScores<T>{scores, index.item, index.num_items}, grad, index, shape, out)) return;
   const int64_t tiles = ceil_div(shape.rows, side) * ceil_div(shape.cols, side);
-  const Chunks chunks = Chunks::of(index.nnz, tiles, size);
+  const Chunks chunks = Chunks::of(index.nnz, tiles, size, kOuterGroup / 2);
   T* slots = context.template scratch<T>(chunks.count * size);
   const bool aligned = grain(shape.cols, out, slots) % 4 == 0;
   zero_absent(context, index, shape.num_annotators, size, out);

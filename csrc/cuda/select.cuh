@@ -5,22 +5,33 @@
 
 namespace crowdnal::cuda {
 
-// out[t] = confusion[annotators[t]], `size` elements each
+constexpr int kSelectTile = kThreads * kAhead;  // elements
+
+// out[t] = confusion[annotators[t]], `size` elements each; a block a tile of one
 template <class E>
 __global__ void __launch_bounds__(kThreads)
     select_kernel(const E* confusion, const int64_t* annotators, int64_t count, int64_t size, int64_t num_annotators,
                   E* out) {
-  for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < count * size; e += int64_t(gridDim.x) * kThreads) {
-    const int64_t r = annotators[e / size];
+  const int64_t tiles = (size + kSelectTile - 1) / kSelectTile;
+  for (int64_t unit = blockIdx.x; unit < count * tiles; unit += gridDim.x) {
+    const int64_t t = unit / tiles, first = unit % tiles * kSelectTile + threadIdx.x, r = annotators[t];
     CROWDNAL_ASSERT(0 <= r && r < num_annotators);
-    out[e] = confusion[r * size + e % size];
+    E got[kAhead];
+    CROWDNAL_UNROLL
+    for (int a = 0; a < kAhead; ++a) {
+      if (first + a * kThreads < size) got[a] = confusion[r * size + first + a * kThreads];
+    }
+    CROWDNAL_UNROLL
+    for (int a = 0; a < kAhead; ++a) {
+      if (first + a * kThreads < size) out[t * size + first + a * kThreads] = got[a];
+    }
   }
 }
 
 template <class E>
 void select(Context& context, const E* confusion, const int64_t* annotators, int64_t count, const Shape& shape, E* out) {
   const int64_t size = shape.rows * shape.cols;
-  launch(context, select_kernel<E>, ceil_div(count * size, kThreads), kThreads, 0, confusion, annotators, count, size,
+  launch(context, select_kernel<E>, count * ceil_div(size, kSelectTile), kThreads, 0, confusion, annotators, count, size,
          shape.num_annotators, out);
 }
 

@@ -34,6 +34,9 @@ SIZES = [
     (5, 3, 12, 9, 7),
     (4, 2, 34, 20, 8),
     (4, 2, 20, 34, 8),
+    # matrices of which a block owns columns: more annotations than it knows at a time, labels than it reads at a time
+    (28, 1, 3, 300, 10),
+    (6, 9, 40, 70, 3),
 ]
 
 

@@ -42,6 +42,11 @@ SIZES = [
     (3, 2, 36, 40, 9),
     (4, 3, 8, 32, 40),
     (4, 3, 20, 13, 40),
+    # large matrices: more annotations of an annotator than share a pass, or than a block knows at a time
+    (24, 1, 47, 48, 3),
+    (24, 2, 20, 24, 3),
+    (9, 1, 68, 72, 2),
+    (3, 9, 50, 47, 2),
 ]
 
 

@@ -84,10 +84,14 @@ def planted(folder: Path, before: str, after: str) -> Path:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("// the rows before are read", "// the rows before are read (a comment changes nothing)", "right"),
+        ("// the rows are read", "// the rows are read (a comment changes nothing)", "right"),
         ("        __syncthreads();\n        T part[16]", "        T part[16]", "shared memory is .*outer.cuh"),
-        ("__syncthreads();  // the rows before are read", "", "shared memory is .*outer.cuh"),
-        ("e < kOuterGroup * kSide", "e <= kOuterGroup * kSide", r"out of bounds: \[256\] of 256 \(outer.cuh"),
+        ("__syncthreads();  // the rows are read", "", "shared memory is .*outer.cuh"),
+        (
+            "e < (stop - j) * kAcross; e += kBlockThreads",
+            "e <= (stop - j) * kAcross; e += kBlockThreads",
+            r"shared memory is read before it is written \(outer.cuh",
+        ),
         (
             "      __syncwarp();\n      stage<T, V>(staged, z0",
             "      stage<T, V>(staged, z0",
@@ -114,7 +118,7 @@ def test_every_kernel_stays_in_its_arrays(tmp_path: Path) -> None:
 
 
 def test_sanitizer_sees_one_element_too_many(tmp_path: Path) -> None:
-    csrc = planted(tmp_path, "if (c < shape.rows && k < shape.cols)", "if (c <= shape.rows && k < shape.cols)")
+    csrc = planted(tmp_path, "if (c < shape.rows && aligned", "if (c <= shape.rows && aligned")
     program = emulated.program("outer", tmp_path, csrc, ["-g1", "-fsanitize=address"])
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr
