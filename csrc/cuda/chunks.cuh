@@ -51,7 +51,7 @@ inline const int64_t* find_starts(Context& context, const Index& index, int64_t 
   return starts;
 }
 
-// out[r] = 0, `size` elements, for annotators without annotations: the others' are written whole.
+// out[r] = 0, `size` elements, for annotators without annotations.
 template <class T>
 __global__ void __launch_bounds__(256)
     zero_absent_kernel(const int64_t* starts, int64_t num_annotators, int64_t size, T* out) {
@@ -65,8 +65,10 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// For matrices [R, size] that are written whole where there are annotations.
 template <class T>
 void zero_absent(Context& context, const Index& index, int64_t num_annotators, int64_t size, T* out) {
+  if (index.nnz < num_annotators) return context.zero(out, num_annotators * size);
   launch(context, zero_absent_kernel<T>, num_annotators * ceil_div(size, 2048), 256, 0,
          find_starts(context, index, num_annotators), num_annotators, size, out);
 }

@@ -123,7 +123,8 @@ void confusion_gradient(Context& context, const GradRows<T>& rows, const int64_t
                         const T* log_norm, const Index& index, const Shape& shape, Normalization kind, T* out) {
   if (shape.num_annotators * shape.matrix() == 0) return;
   const bool small = small_outer(context, OneHot<T>{label}, rows, index, shape, out);
-  const bool whole = !small && index.nnz <= shape.num_annotators * shape.rows;  // not many annotations a label
+  // Neither most annotators absent, nor many annotations a label.
+  const bool whole = !small && index.nnz >= shape.num_annotators && index.nnz <= shape.num_annotators * shape.rows;
   if (!small && !whole) add_labelled(context, rows, label, index, shape, out);
   Runs runs{};
   if (kind != Normalization::kNone) {

@@ -37,6 +37,7 @@ SIZES = [
     # matrices of which a block owns columns: more annotations than it knows at a time, labels than it reads at a time
     (28, 1, 3, 300, 10),
     (6, 9, 40, 70, 3),
+    (2, 9, 20, 34, 3),
 ]
 
 
