@@ -92,9 +92,7 @@ class CrowdModel(nn.Module):
         if tells and self._single_head:  # now also of a model that had no classifier
             objective.set_feature_dim(cast(Any, model).get_classifier().in_features)
 
-    def forward(
-        self, images: Tensor, annotations: Annotations | Tensor | None = None
-    ) -> Tensor | CrowdOutput:
+    def forward(self, images: Tensor, annotations: Annotations | Tensor | None = None) -> Tensor | CrowdOutput:
         """Logits of images (the objective's, where it predicts in a way of its own), and with annotations the loss.
 
         Args:

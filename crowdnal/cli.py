@@ -123,18 +123,31 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
     add = group.add_argument
     add("--images", type=Path, required=True, metavar="DIR", help="folder of images, searched in depth")
-    add("--annotations", type=Path, required=True, metavar="FILE",
-        help="labels: one a row (columns task, worker, label), or dense: a row an image, a column a worker")
+    add(
+        "--annotations",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="labels: one a row (columns task, worker, label), or dense: a row an image, a column a worker",
+    )
     add("--format", choices=FORMATS, default="auto", help="of the annotations (default: seen from the header)")
-    add("--items", type=Path, metavar="FILE",
-        help="image of each row of a dense file without header (and of --truth with a label a line), one a line")
+    add(
+        "--items",
+        type=Path,
+        metavar="FILE",
+        help="image of each row of a dense file without header (and of --truth with a label a line), one a line",
+    )
     add("--task-column", default="task", metavar="NAME", help="default task")
     add("--worker-column", default="worker", metavar="NAME", help="default worker")
     add("--label-column", default="label", metavar="NAME", help="default label")
     add("--missing", metavar="MARKER", help="what stands for no label (default in dense files: -1; empty always does)")
     add("--classes", metavar="A,B,C", help="all classes in order, or names for labels 0, 1, 2 (default: those found)")
-    add("--truth", type=Path, metavar="FILE",
-        help="true labels of annotated images (columns task, label, or a label a line with --items): only reported")
+    add(
+        "--truth",
+        type=Path,
+        metavar="FILE",
+        help="true labels of annotated images (columns task, label, or a label a line with --items): only reported",
+    )
 
     group = parser.add_argument_group("test set", "only reported, never used to choose anything")
     add = group.add_argument
@@ -150,17 +163,26 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--freeze-backbone", action="store_true", help="compute features once and train only the classifier on them")
     add("--feature-cache", type=Path, metavar="DIR", help="where features are kept (default: OUT/features)")
     add("--image-size", type=int, metavar="N", help="side of the input in pixels (default: the model's)")
-    add("--augment", choices=AUGMENTATIONS, default="standard",
-        help="of training images: timm's standard (crops, flips, colours), light (small crops), none")
+    add(
+        "--augment",
+        choices=AUGMENTATIONS,
+        default="standard",
+        help="of training images: timm's standard (crops, flips, colours), light (small crops), none",
+    )
     add("--drop-rate", type=float, metavar="P", help="dropout before the classifier (default: frozen 0.5, else 0)")
 
     group = parser.add_argument_group("objective")
     add = group.add_argument
     add("--objective", default="crowd-layer", metavar="NAME", help="see crowdnal objectives (default: crowd-layer)")
     add("--option", action="append", dest="options", metavar="KEY=VALUE", help="argument of the objective; repeatable")
-    add("--holdout", type=float, default=0.0, metavar="FRACTION",
+    add(
+        "--holdout",
+        type=float,
+        default=0.0,
+        metavar="FRACTION",
         help="share of the labels kept out of training; the epoch that predicts them best is reported, and its "
-        "weights kept in OUT/model_selected (default 0)")
+        "weights kept in OUT/model_selected (default 0)",
+    )
 
     group = parser.add_argument_group("training", "defaults depend: frozen backbone / given weights / random weights")
     add = group.add_argument

@@ -130,9 +130,7 @@ class VectorConfusion(nn.Module):
     scale: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(
-        self, num_annotators: int, num_classes: int, *, scale: bool = True, bias: bool = False
-    ) -> None:
+    def __init__(self, num_annotators: int, num_classes: int, *, scale: bool = True, bias: bool = False) -> None:
         super().__init__()
         if not (scale or bias):
             raise ValueError("scale and bias are both False: a VectorConfusion needs at least one of them")
@@ -212,9 +210,7 @@ class NormalizedConfusion(nn.Module):
         with torch.no_grad():
             self.weight.copy_(self.off + (self.on - self.off) * eye(*self.weight.shape[1:]))
 
-    def nll(
-        self, log_probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction
-    ) -> Tensor:
+    def nll(self, log_probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
         """:func:`crowdnal.functional.crowd_mixture_nll` through these matrices."""
         return crowd_mixture_nll(
             log_probs,

@@ -189,9 +189,7 @@ class LowRankMixture(nn.Module):
             self.choice.zero_()
             self.habit.normal_(std=0.1)
 
-    def nll(
-        self, log_probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction
-    ) -> Tensor:
+    def nll(self, log_probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
         """``-log Σ_k p_i[k] A_r[k, y]`` of each label, in log space: as `NormalizedConfusion.nll`."""
         dtype, annotator, order, label = log_probs.dtype, annotations.annotator, annotations.order, annotations.label
         (_, kept), (_, rank, num_labels) = self.diagonal.shape, self.habit.shape

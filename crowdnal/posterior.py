@@ -34,8 +34,7 @@ def posterior(log_probs: Tensor, confusion: Tensor, annotations: Annotations) ->
         )
     if tuple(confusion.shape) != expected:
         raise ValueError(
-            f"confusion has shape {tuple(confusion.shape)} but must be [R, C, K] = {expected}: "
-            "rows are true classes"
+            f"confusion has shape {tuple(confusion.shape)} but must be [R, C, K] = {expected}: rows are true classes"
         )
     dtype = torch.promote_types(torch.promote_types(log_probs.dtype, confusion.dtype), torch.float32)
     log_confusion = confusion.transpose(1, 2).to(dtype).clamp(min=torch.finfo(dtype).tiny).log()

@@ -24,9 +24,7 @@ MAKERS = {
     "soft-majority-vote": SoftMajorityVote,
     **{f"crowd-layer {v}": partial(CrowdLayer, variant=v) for v in VARIANTS},
     "trace": TraceRegularized,
-    "trace softmax batch": partial(
-        TraceRegularized, normalization="softmax", scope="batch", trace_weight=0.3
-    ),
+    "trace softmax batch": partial(TraceRegularized, normalization="softmax", scope="batch", trace_weight=0.3),
 }
 CROWD = [name for name in MAKERS if "vote" not in name]
 # item 1 has no label, annotator 2 labels item 2 twice, annotator 3 labels nothing

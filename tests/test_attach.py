@@ -114,9 +114,7 @@ def test_features_are_pre_logits_and_logits_are_the_models(head):
         torch.testing.assert_close(logits, backbone(images))
         expected = backbone.forward_head(backbone.forward_features(images), pre_logits=True)
         torch.testing.assert_close(features, expected)
-    assert model._single_head == (
-        head not in ("two heads", "two heads with batch norm", "own classifier module")
-    )
+    assert model._single_head == (head not in ("two heads", "two heads with batch norm", "own classifier module"))
 
     model.train()
     output = model(images, labels(3))
@@ -233,9 +231,7 @@ def test_any_module_with_dense_targets():
 
 def test_where_features_come_from():
     x = torch.randn(3, 5)
-    with pytest.raises(
-        ValueError, match=r"return \(logits, features\), or use attach\(model, objective, features="
-    ):
+    with pytest.raises(ValueError, match=r"return \(logits, features\), or use attach\(model, objective, features="):
         attach(mlp(), WithFeatures(C, R))(x, labels(3))
     model = attach(mlp(), WithFeatures(C, R), features=lambda images: images.flatten(1))
     model(x, labels(3))
@@ -269,9 +265,7 @@ def test_errors():
         attach(mlp(), CrowdLayer(C, R), num_classes=10)
     model = attach(mlp(outputs=7), CrowdLayer(C, R))
     for arguments in ((torch.randn(2, 5),), (torch.randn(2, 5), labels(2))):
-        with pytest.raises(
-            ValueError, match=r"Sequential returned \[2, 7\] but the objective needs logits \[B, 4\]"
-        ):
+        with pytest.raises(ValueError, match=r"Sequential returned \[2, 7\] but the objective needs logits \[B, 4\]"):
             model(*arguments)
     with pytest.raises(ValueError, match="3 rows but annotations has 2 items"):
         attach(mlp(), CrowdLayer(C, R))(torch.randn(3, 5), labels(2))

@@ -128,9 +128,7 @@ def test_gradient_of_the_marginal_is_that_of_em_with_the_e_step_in_the_batch() -
     logits = logits_of().requires_grad_()
     em.on_train_start(batch())
     em.targets = em.posterior(logits, batch(), FEATURES)
-    gradients = [
-        torch.autograd.grad(o(logits, batch(), FEATURES), [logits, *o.parameters()]) for o in (marginal, em)
-    ]
+    gradients = [torch.autograd.grad(o(logits, batch(), FEATURES), [logits, *o.parameters()]) for o in (marginal, em)]
     torch.testing.assert_close(*gradients)
 
 

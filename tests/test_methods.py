@@ -200,9 +200,7 @@ def annotate(truth: Tensor, confusion: Tensor, per_item: int, seed: int = 1) -> 
     return Annotations(indptr, who, labels, num_annotators=annotators, num_classes=C)
 
 
-def fit(
-    objective: Objective, x: Tensor, annotations: Annotations, steps: int = 200, lr: float = 0.05
-) -> nn.Module:
+def fit(objective: Objective, x: Tensor, annotations: Annotations, steps: int = 200, lr: float = 0.05) -> nn.Module:
     torch.manual_seed(0)
     classifier = nn.Linear(2, C)
     optimizer = torch.optim.Adam([*classifier.parameters(), *objective.parameters()], lr=lr)
@@ -309,9 +307,7 @@ def test_features_and_penalty_reach_the_method():
     objective = Featured(C, R, 5)
     logits, features = logits_of(dtype=torch.float32), torch.randn(4, 5)
     expected = F.cross_entropy((logits + objective.linear(features))[batch().item], batch().label)
-    torch.testing.assert_close(
-        objective(logits, batch(), features), expected + 0.1 * objective.linear.weight.norm()
-    )
+    torch.testing.assert_close(objective(logits, batch(), features), expected + 0.1 * objective.linear.weight.norm())
     assert Featured(C, R, 5, reduction="none")(logits, batch(), features).shape == (6,)
     for wrong in (None, features[:2]):
         with pytest.raises(ValueError, match="features is .* but Featured needs"):

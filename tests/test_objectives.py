@@ -135,9 +135,7 @@ def test_autocast_does_not_touch_the_loss(name):
     plain = objective(logits, batch())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = objective(logits, batch())
-        assert torch.equal(
-            objective.log_likelihood(logits, batch()), objective.log_likelihood(logits, batch()).float()
-        )
+        assert torch.equal(objective.log_likelihood(logits, batch()), objective.log_likelihood(logits, batch()).float())
     assert torch.equal(mixed, plain) and mixed.dtype == torch.float32
 
 

@@ -158,9 +158,7 @@ def test_to_second_order() -> None:
     def function(difficulty: Tensor, competence: Tensor) -> Tensor:
         return PairConfusion.run(difficulty, competence, *rest)[0]
 
-    assert gradcheck(
-        function, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
-    )
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
     assert gradgradcheck(function, inputs, check_fwd_over_rev=True, check_batched_grad=True)
 
 

@@ -43,9 +43,7 @@ def test_item_without_annotations_keeps_its_classifier():
 def test_weight_two_is_the_label_twice_and_weight_zero_none():
     log_probs, confusion = inputs()
     got = posterior(log_probs, confusion, batch(weight=[2.0, 0.0, 1.0, 1.0, 1.0, 1.0]))
-    twice = Annotations(
-        [0, 2, 2, 5, 6], [0, 0, 1, 1, 0, 2], [1, 1, 2, 2, 1, 0], num_annotators=3, num_classes=3
-    )
+    twice = Annotations([0, 2, 2, 5, 6], [0, 0, 1, 1, 0, 2], [1, 1, 2, 2, 1, 0], num_annotators=3, num_classes=3)
     torch.testing.assert_close(got, posterior(log_probs, confusion, twice))
 
 
@@ -71,9 +69,7 @@ def test_thousands_of_labels_do_not_underflow():
     labels = Annotations([0, votes], [0] * votes, [0, 1] * (votes // 2), num_annotators=1, num_classes=2)
     confusion = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
     log_probs = torch.tensor([[0.3, 0.7]]).log()
-    torch.testing.assert_close(
-        posterior(log_probs, confusion, labels), torch.tensor([[0.3, 0.7]]), atol=1e-3, rtol=0
-    )
+    torch.testing.assert_close(posterior(log_probs, confusion, labels), torch.tensor([[0.3, 0.7]]), atol=1e-3, rtol=0)
 
 
 def test_bitwise_repeatable_over_threads():

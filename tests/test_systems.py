@@ -103,9 +103,7 @@ def test_ddp_and_fsdp_with_annotators_unseen_on_a_rank(tmp_path):
     out = tmp_path / "gradients.pt"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path / "rendezvous"), str(out)], env=environment
-        )
+        subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path / "rendezvous"), str(out)], env=environment)
         for rank in range(2)
     ]
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
@@ -119,9 +117,7 @@ def test_ddp_and_fsdp_with_annotators_unseen_on_a_rank(tmp_path):
             model.objective.trace_weight = 0.0
         model(x, Annotations.from_dense(dense, num_classes=C)).loss.backward()
         for key, parameter in model.named_parameters():
-            torch.testing.assert_close(
-                2 * results[name][key], parameter.grad, msg=lambda m, k=key: f"{k}: {m}"
-            )
+            torch.testing.assert_close(2 * results[name][key], parameter.grad, msg=lambda m, k=key: f"{k}: {m}")
 
 
 if __name__ == "__main__":

@@ -54,9 +54,7 @@ class SoftmaxLink(OpFunction):
         return (*(g if need else None for g, need in zip(grads, needs, strict=True)), dweight, *[None] * 6)
 
     @staticmethod
-    def jvp(
-        ctx: Any, scores_t: Any, confusion_t: Any, shared_t: Any, mixing_t: Any, weight_t: Any, *rest: Any
-    ) -> Any:
+    def jvp(ctx: Any, scores_t: Any, confusion_t: Any, shared_t: Any, mixing_t: Any, weight_t: Any, *rest: Any) -> Any:
         """d nll = (softmax(h) - onehot) . dh."""
         scores, confusion, shared, mixing, weight, *index, label = ctx.saved_tensors[:10]
         link = _Link(scores, confusion, shared, mixing, index)

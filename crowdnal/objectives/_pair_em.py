@@ -138,9 +138,7 @@ class PairEM(RoundsObjective):
             first = torch.argsort(of, stable=True)[torch.searchsorted(of.sort().values, chosen)]
             self.references = features.flatten(1)[first].to(self.references)
 
-    def _log_joint(
-        self, logits: Tensor, annotations: Annotations, features: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _log_joint(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> tuple[Tensor, Tensor]:
         """log h and what the labels say ``Σ_r w_r log Q[k, y_r]``, both ``[B, C]``."""
         log_q = self._weighted(self.pairs(annotations, features, logits.dtype), annotations)
         return logits.log_softmax(-1), segment_sum(log_q, annotations)

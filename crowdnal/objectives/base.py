@@ -52,23 +52,17 @@ class Objective(nn.Module):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{argument}={size!r} must be a positive integer")
         if reduction not in get_args(Reduction):
-            raise ValueError(
-                f"reduction={reduction!r} is unknown: use one of {', '.join(get_args(Reduction))}"
-            )
+            raise ValueError(f"reduction={reduction!r} is unknown: use one of {', '.join(get_args(Reduction))}")
         self.num_classes = num_classes
         self.num_annotators = num_annotators
         self.num_labels = num_labels
         self.reduction: Reduction = reduction
 
-    def forward(
-        self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None) -> Tensor:
         """Same as :meth:`loss`."""
         return self.loss(logits, annotations, features)
 
-    def loss(
-        self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None
-    ) -> Tensor:
+    def loss(self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None) -> Tensor:
         """The number to minimise.
 
         Args:
@@ -100,9 +94,7 @@ class Objective(nn.Module):
             return self._log_likelihood(logits, annotations, features)
 
     @torch.no_grad()
-    def posterior(
-        self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None
-    ) -> Tensor:
+    def posterior(self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None) -> Tensor:
         """``[B, C]`` over true classes given classifier and annotations; see :mod:`crowdnal.posterior`."""
         logits, annotations = self._inputs(logits, annotations, features)
         with torch.autocast(logits.device.type, enabled=False):
@@ -206,8 +198,7 @@ class Objective(nn.Module):
             )
         if annotations.device != logits.device:
             raise ValueError(
-                f"annotations are on {annotations.device} but logits on {logits.device}: "
-                "use annotations.to(device)"
+                f"annotations are on {annotations.device} but logits on {logits.device}: use annotations.to(device)"
             )
         if self.needs_features and (features is None or features.shape[:1] != logits.shape[:1]):
             shape = None if features is None else list(features.shape)

@@ -73,9 +73,7 @@ class CrowdLayer(ConfusionObjective):
         if rank is not None:
             self.annotators = LowRankConfusion(self.num_matrices, num_classes, self.num_labels, rank=rank)
         elif variant == "MW":
-            self.annotators = FreeConfusion(
-                self.num_matrices, num_classes, self.num_labels, sparse_grad=sparse_grad
-            )
+            self.annotators = FreeConfusion(self.num_matrices, num_classes, self.num_labels, sparse_grad=sparse_grad)
         else:
             self._needs_square(f"CrowdLayer(variant={variant!r})")
             self.annotators = VectorConfusion(

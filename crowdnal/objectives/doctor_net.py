@@ -112,9 +112,7 @@ class DoctorNet(Objective):
             raise ValueError(f"features is {shape} but the heads were made for [B, feature_dim={self.feature_dim}]")
         return torch.cat([features.to(dtype), features.new_ones(len(features), 1, dtype=dtype)], 1)
 
-    def _log_average(
-        self, logits: Tensor, features: Tensor | None, heads: Tensor, log_weights: Tensor
-    ) -> Tensor:
+    def _log_average(self, logits: Tensor, features: Tensor | None, heads: Tensor, log_weights: Tensor) -> Tensor:
         x = self._augmented(features, logits.dtype)
         if len(logits) > _ITEMS:
             parts = zip(logits.split(_ITEMS), x[:, :-1].split(_ITEMS), strict=True)

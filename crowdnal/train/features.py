@@ -64,9 +64,7 @@ def pre_logits(model: Any, images: Tensor) -> Tensor:
     return model.forward_head(model.forward_features(images), pre_logits=True)
 
 
-def cache_key(
-    files: Sequence[Path], model_name: str, digest: str, transform: Any, device: str, amp: bool
-) -> str:
+def cache_key(files: Sequence[Path], model_name: str, digest: str, transform: Any, device: str, amp: bool) -> str:
     """Key of the features of these files: changes when a file, the weights or the preprocessing does."""
     stats = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     description = (stats, model_name, digest, repr(transform), torch.device(device).type, amp)

@@ -169,4 +169,3 @@ def _ticks(ax: Any, classes: Sequence[str], *, x: bool, y: bool, most: int = _MA
     ax.tick_params(length=2, labelsize=8)
     for spine in ax.spines.values():
         spine.set_visible(False)
-

@@ -62,9 +62,7 @@ class FeatureInputs:
 class ImageInputs:
     """Images read by worker processes."""
 
-    def __init__(
-        self, train: ImageDataset, evaluate: dict[str, ImageDataset], config: TrainConfig
-    ) -> None:
+    def __init__(self, train: ImageDataset, evaluate: dict[str, ImageDataset], config: TrainConfig) -> None:
         self.train_images, self.evaluate_images = train, evaluate
         self.device, self.seed = torch.device(str(config.device)), config.seed
         self.size = config.batch_size or 1

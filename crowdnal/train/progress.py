@@ -53,9 +53,7 @@ class Reporter:
 class Track:
     """Counts steps of one piece of work; see :meth:`Reporter.track`."""
 
-    def __init__(
-        self, reporter: Reporter, what: str, total: int, done: int, bar: Any = None, task: Any = None
-    ) -> None:
+    def __init__(self, reporter: Reporter, what: str, total: int, done: int, bar: Any = None, task: Any = None) -> None:
         self.reporter, self.what, self.total, self.done = reporter, what, total, done
         self.bar, self.task = bar, task
         self.start = time.monotonic()

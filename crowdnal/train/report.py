@@ -52,9 +52,7 @@ code { overflow-wrap: anywhere; white-space: pre-wrap; }
 """
 
 
-def render(
-    found: dict[str, Any], data: TrainingData, estimates: Estimates, history: Sequence[dict[str, Any]]
-) -> str:
+def render(found: dict[str, Any], data: TrainingData, estimates: Estimates, history: Sequence[dict[str, Any]]) -> str:
     """The report of a run as HTML.
 
     Args:

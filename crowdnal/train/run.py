@@ -150,9 +150,7 @@ class _Session:
             return model, images, size
         head = features_module.frozen_head(model, float(config.drop_rate or 0), config.model, size)
         with self.watch("features"):
-            features = {
-                name: self._features(name, files, evaluate, mode) for name, files in sets.items() if len(files)
-            }
+            features = {name: self._features(name, files, evaluate, mode) for name, files in sets.items() if len(files)}
         self.objective.set_feature_dim(features["images"].shape[1])
         for parameter in model.parameters():
             parameter.requires_grad_(False)
@@ -184,9 +182,7 @@ class _Session:
         identity = nn.Identity() if self.config.freeze_backbone else None
         model = attach(module, self.objective, features=identity).to(str(self.config.device))
         train, heldout = split(self.data.annotations, self.config.holdout, self.config.seed)
-        return Trainer(
-            model, inputs, train, heldout, self.data.test.truth, self.config, self.config.out, self.reporter
-        )
+        return Trainer(model, inputs, train, heldout, self.data.test.truth, self.config, self.config.out, self.reporter)
 
     def finish(self, trainer: Trainer, progress: Progress) -> Result:
         """Predict everything once more and write it all down."""

@@ -86,9 +86,7 @@ def read_annotations(
     return _dense(path, lines, None if numeric else header, "-1" if missing is None else missing, items)
 
 
-def _long(
-    path: Path, lines: Rows, header: list[str], columns: tuple[str, str, str], missing: str | None
-) -> LongTable:
+def _long(path: Path, lines: Rows, header: list[str], columns: tuple[str, str, str], missing: str | None) -> LongTable:
     task_at, worker_at, label_at = (header.index(column) for column in columns)
     table = LongTable(path, [], [], [], [])
     for number, cells in lines[1:]:
@@ -103,9 +101,7 @@ def _long(
     return table
 
 
-def _dense(
-    path: Path, lines: Rows, header: list[str] | None, missing: str, items: Path | None
-) -> LongTable:
+def _dense(path: Path, lines: Rows, header: list[str] | None, missing: str, items: Path | None) -> LongTable:
     if header is None:
         if items is None:
             raise InputError(
@@ -253,7 +249,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _integer(cell: str | None) -> str | None:
-    """"3.0" and "3" are the same label: matrices are often written as floats."""
+    """The number 3.0 and the number 3 are the same label: matrices are often written as floats."""
     if cell is None or not _is_number(cell) or not float(cell).is_integer():
         return cell
     return str(int(float(cell)))
