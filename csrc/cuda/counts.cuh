@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
       for (int64_t window = first; window < last; window += kMatrixWindow) {
         const int count = last - window < kMatrixWindow ? static_cast<int>(last - window) : kMatrixWindow;
         __syncthreads();  // those before are done
-        if (threadIdx.x < count) {
+        if (static_cast<int>(threadIdx.x) < count) {
           const int64_t n = index.order[window + threadIdx.x];
           CROWDNAL_ASSERT(0 <= label[n] && label[n] < shape.rows);
           found[threadIdx.x] = rows.find(n, index.num_items);

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kTile, sizeof(T) > 4 ? 3 : 5)
     const int count = __ffs(~__ballot_sync(kAll, shares)) - 1;
     const E* matrix = confusion + r * shape.rows * shape.cols;
     __syncthreads();  // the annotations before are done
-    if (threadIdx.x < count) found[threadIdx.x] = in.find(index.order[p + threadIdx.x], index.num_items);
+    if (static_cast<int>(threadIdx.x) < count) found[threadIdx.x] = in.find(index.order[p + threadIdx.x], index.num_items);
     T sums[kGroup] = {};
     for (int64_t first = 0; first < depth; first += kDepth) {
       const int most = depth - first < kDepth ? static_cast<int>(depth - first) : kDepth;

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kSide* kSide / 16, (kSide == 64 ? 12 : 48) / s
     for (int64_t window = first; window < last; window += kOuterWindow) {
       const int count = last - window < kOuterWindow ? static_cast<int>(last - window) : kOuterWindow;
       __syncthreads();  // the window before is done
-      if (threadIdx.x < count) {
+      if (static_cast<int>(threadIdx.x) < count) {
         const int64_t n = index.order[window + threadIdx.x], i = index.item[n], r = index.annotator[n];
         CROWDNAL_ASSERT(0 <= i && i < index.num_items && 0 <= r && r < shape.num_annotators);
         who[threadIdx.x] = r;
