@@ -25,6 +25,12 @@ CROWDNAL_HD inline T log_softplus(T x) {
   return std::log(x > T(20) ? x + std::exp(-x) : std::log1p(std::exp(x)));
 }
 
+// log(sigmoid(x)), the logarithm of d softplus(x) / dx.
+template <class T>
+CROWDNAL_HD inline T log_sigmoid(T x) {
+  return (x < T(0) ? x : T(0)) - std::log1p(std::exp(x < T(0) ? x : -x));
+}
+
 // d log_softplus(x) / dx = sigmoid(x) / softplus(x).
 template <class T>
 CROWDNAL_HD inline T log_softplus_grad(T x) {

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
       }
       CROWDNAL_UNROLL
       for (int t = 0; t < kAhead; ++t) {
-        if (normalised) v[t] = -log_value_grad(v[t], kind) * std::exp(log_value(v[t], kind) - norm) * column;
+        if (normalised) v[t] = -std::exp(log_slope(v[t], kind) - norm) * column;
         if (y + t * kMatrixWays < shape.rows) to[(y + t * kMatrixWays) * shape.cols] = v[t];
       }
     }

@@ -15,6 +15,11 @@ template <class T>
 __device__ T log_value_grad(T x, Normalization kind) {
   return kind == Normalization::kSoftplus ? log_softplus_grad(x) : T(1);
 }
+// log f'(x): the gradient of log A is f' / f, and that times A is f' divided by the sum.
+template <class T>
+__device__ T log_slope(T x, Normalization kind) {
+  return kind == Normalization::kSoftplus ? log_sigmoid(x) : x;
+}
 
 // Threads of a block: kLanes columns, kWays labels at a time.
 constexpr int kWays = 4;
