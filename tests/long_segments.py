@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import test_joint_ops
+import test_ops
 import torch
 from op_checks import Op, as_tuple, to_float
+from pairs import make_pairs
 from problems import Problem
 from torch import Tensor
 
+from crowdnal import reference
 from crowdnal.annotations import Annotations
 
+OUTPUTS = {  # whose terms do not cancel
+    "mix_items": (0,),
+    "mix_annotators": (0,),
+    "softmax_link_backward": (2,),
+    "mixture_link_backward": (0,),
+    "evidence": (0,),
+    "counts": (0,),
+    "joint_link": (0, 1),
+    "em_step": (2, 3),
+    "pair_confusion_backward": (0, 1),
+}
 WHERE = ("one item", "one annotator")
 
 
@@ -51,6 +66,20 @@ def long_problem(where: str, classes: int, labels: int, length: int = 200_000) -
         single(rand(length) * (20 / length if where == "one item" else 1.0)),
         5,
     )
+
+
+def check_long_segments(op: Op, name: str, where: str) -> None:
+    """Of `op`, which computes in float32 what the op of that name does."""
+    for sizes in ((3, 3), (2, 34)) if name.startswith("mix_") else ((3, 3),):
+        problem = long_problem(where, *sizes)
+        if name.startswith("pair"):
+            args = make_pairs(problem, 2).arguments(name)[0]
+        elif name in test_joint_ops.NAMES:
+            args = test_joint_ops.arguments(problem, name, reference.NONE)[1 if name == "em_step" else 0]
+        else:
+            args = test_ops.arguments(problem, name, reference.NONE)[0]
+        found = errors(op, getattr(reference, name), args)
+        assert max(found[output] for output in OUTPUTS[name]) < 2e-6
 
 
 def errors(op: Op, reference: Op, args: tuple[Any, ...]) -> list[float]:

@@ -13,6 +13,7 @@ import test_ops
 import torch
 from attached import ATTACHED, C, R, labels, mlp
 from hypothesis import given, settings
+from long_segments import OUTPUTS, WHERE, check_long_segments
 from op_checks import as_tuple, check_both_orders, leaf, to_float
 from pairs import impossible, make_pairs, pairs
 from problems import Problem, make_problem, problems
@@ -131,20 +132,10 @@ def spread(tensor: Any) -> Any:
     return tensor.repeat_interleave(2, dim=-1)[..., ::2]
 
 
-@pytest.mark.parametrize("where", ["one annotator", "one item"])
-def test_long_segments_lose_no_accuracy(where: str) -> None:
-    nnz, zeros = 200_000, torch.zeros(200_000, dtype=torch.long)
-    every = torch.arange(nnz)
-    if where == "one annotator":
-        index, items, annotators = (torch.arange(nnz + 1), every, zeros, every), nnz, 1
-    else:
-        index, items, annotators = (torch.tensor([0, nnz]), zeros, every, every), 1, nnz
-    grad, one = torch.rand(nnz, 3, generator=torch.Generator().manual_seed(0)), torch.ones(1)
-    if where == "one annotator":
-        (out,) = on_device("mix_annotators")(one.expand(items, 1), grad, *index, annotators)
-    else:
-        (out,) = on_device("mix_items")(grad, torch.eye(3).expand(annotators, 3, 3), *index)
-    torch.testing.assert_close(out.flatten()[:3].double(), grad.double().sum(0), rtol=4e-6, atol=0)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_long_segments_lose_no_accuracy(name: str, where: str) -> None:
+    check_long_segments(on_device(name), name, where)
 
 
 @each_op

@@ -60,7 +60,7 @@ def test_vmap_equals_a_loop(problem: Problem, which: int, in_dims: tuple[int | N
     inputs = [
         base
         if dim is None
-        else torch.stack([base + torch.randn(base.shape, generator=generator) for _ in range(3)], dim)
+        else torch.stack([base + torch.randn(base.shape, generator=generator).to(base) for _ in range(3)], dim)
         for base, dim in zip((problem.scores, problem.confusion), in_dims, strict=True)
     ]
 

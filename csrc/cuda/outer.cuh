@@ -97,7 +97,9 @@ void mix_annotators(Context& context, const GradRows<T>& grad, const T* scores, 
   if (size == 0) return;
   if (small_outer(context, ItemScores<T>{scores, index.item, index.num_items}, grad, index, shape, out)) return;
   const int64_t tiles = ceil_div(shape.rows, side) * ceil_div(shape.cols, side);
-  const Chunks chunks = Chunks::of(index.nnz, tiles, size, kOuterGroup / 2);
+  // Short chunks where they hold many annotators, each of whom is work of its own.
+  const int64_t least = index.nnz < kLanes * shape.num_annotators ? kOuterGroup / 2 : kLanes;
+  const Chunks chunks = Chunks::of(index.nnz, tiles, size, least);
   T* slots = context.template scratch<T>(chunks.count * size);
   const bool aligned = grain(shape.cols, out, slots) % 4 == 0;
   zero_absent(context, index, shape.num_annotators, size, out);
