@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T))
     for (int first = 0; first < (L::kWide ? tile : 1); first += L::kWidth) {
       const Place<L> place(k, first, tile);
       const bool last = !L::kWide || first + L::kWidth >= tile;
+      if constexpr (L::kWide) __syncwarp();  // what rests was written by other lanes
       int64_t held = -1;
       T e[L::kOwn], c[L::kOwn] = {}, sums[2];
       Annotation now = pairs.fetch(begin);
