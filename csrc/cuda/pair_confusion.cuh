@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T))
       const bool last = !L::kWide || first + L::kWidth >= tile;
       if constexpr (L::kWide) __syncwarp();  // what rests was written by other lanes
       int64_t held = -1;
-      T e[L::kOwn], c[L::kOwn] = {}, sums[2];
+      T e[L::kOwn], c[L::kOwn] = {}, kept = T(0), kept_observed = T(0);
       Annotation now = pairs.fetch(begin);
       for (int t = 0; t < together; ++t) {
         pairs.check(now);
@@ -44,21 +44,21 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T))
         }
         sum = group_sum<L::G>(sum);
         observed = group_sum<L::G>(observed);  // of the very bits that went into `sum`
-        if (t < count && !(observed > kTiny<T>)) exact |= 1u << t;
         held = now.item;
         now = next;
         if (!last) {
           if (t < count && lane < 2) results[t * classes] = lane ? observed : sum;
           continue;
         }
+        if (t < count && !(observed > kTiny<T>)) exact |= 1u << t;
         const int turn = t % kReady;
         if (turn == lane / 2) {
-          sums[0] = sum;
-          sums[1] = observed;
+          kept = sum;
+          kept_observed = observed;
         }
         const int mine = t - turn + lane / 2;
         if ((turn + 1 == kReady || t + 1 == together) && mine <= t && mine < count) {
-          results[mine * classes] = std::log(lane % 2 ? sums[1] / sums[0] : sums[0]);
+          results[mine * classes] = std::log(lane % 2 ? kept_observed / kept : kept);
         }
       }
     }
@@ -147,7 +147,8 @@ struct PairSum {
       const int latents = static_cast<int>(pairs.latents), own = pairs.observed(a);
       const ExactRow<T, E, L::G> row(pairs, a, k);
       const ShiftedSum<T> all = row.sum(0, place.tile), observed = row.sum(own, own + latents);
-      const T g = grad.grad[at];  // nothing of a sum without terms
+      const T g = grad.grad[at];
+      // nothing of a sum without terms
       const T by_all = all.sum == T(0) ? T(0) : -g / all.sum, by_own = observed.sum == T(0) ? T(0) : g / observed.sum;
       for (int j = 0; j < L::kPer; ++j) {
         for (int v = 0; place.has(j) && v < L::V; ++v) {
@@ -178,16 +179,15 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T)) pair_items_kernel(Pa
       const Place<L> place(k, first, tile);
       PairSum<T, L> sum;
       int64_t next = begin;
-      Annotation ahead;
+      Annotation ahead = begin < end ? pairs.fetch(begin) : Annotation{};  // on its way while one is worked on
       do {
         const int64_t block = next, stop = block + kBlock < end ? block + kBlock : end;
         T c[L::kOwn] = {};
-        if (next < stop) ahead = pairs.fetch(next);
         while (next < stop) {
           const Annotation now = ahead;
           pairs.check(now);
           load_row(pairs.tile_of(now.annotator), place, c);
-          if (++next < stop) ahead = pairs.fetch(next);
+          if (++next < end) ahead = pairs.fetch(next);
           const Coefficients<T> by(grad, now.n * classes + k);
           sum.add(by, [&](int t) { return c[t]; }, place, pairs.observed(now), latents);
         }
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, 20 / sizeof(T))
         load_row(matrix, place, d);
         const Coefficients<T> by(grad, now.n * classes + k);
         const int own = pairs.observed(now);
-        now = pairs.fetch(after);
+        now = pairs.fetch(after);  // the next: on its way while this one is worked on
         after = order(p + 2);
         const T shift = highest(matrix, place, d);
         if (p >= end) continue;
@@ -256,12 +256,12 @@ __global__ void __launch_bounds__(kThreads, 20 / sizeof(T))
   }
 }
 
-// log_q, log_norm: [nnz, classes]
+// log_q, log_norm: [nnz, classes]. together: 1 to 32, or 0: as sizes have it.
 template <class T, class E>
-void pair_confusion(Context& context, Pairs<T, E> pairs, T* log_q, T* log_norm) {
+void pair_confusion(Context& context, Pairs<T, E> pairs, T* log_q, T* log_norm, int64_t together = 0) {
   pairs = with_tiles(context, pairs);
   constexpr int64_t kMost = 16, kGroupsWanted = 1 << 16;
-  const int64_t together = std::clamp<int64_t>(pairs.index.nnz * pairs.classes / kGroupsWanted, 1, kMost);
+  if (together == 0) together = std::clamp<int64_t>(pairs.index.nnz * pairs.classes / kGroupsWanted, 1, kMost);
   const int64_t groups = ceil_div(pairs.index.nnz, together) * pairs.classes;
   for_pair_tier(pairs, [&](auto tier) {
     using L = decltype(tier);
@@ -269,26 +269,29 @@ void pair_confusion(Context& context, Pairs<T, E> pairs, T* log_q, T* log_norm) 
   });
 }
 
+// each: annotations of a chunk, or 0: as sizes have it.
 template <class T, class E>
-void pair_confusion_backward(Context& context, PairGrad<T, E> grad, T* difficulty_grad, T* competence_grad) {
+void pair_confusion_backward(Context& context, PairGrad<T, E> grad, T* difficulty_grad, T* competence_grad,
+                             int64_t each = 0) {
   grad.pairs = with_tiles(context, grad.pairs);
   const Pairs<T, E>& pairs = grad.pairs;
   const int64_t nnz = pairs.index.nnz, size = pairs.size();
   for_pair_tier(pairs, [&](auto tier) {
     using L = decltype(tier);
     if (difficulty_grad) {
-      launch(context, pair_items_kernel<T, E, L>, group_blocks<L::G>(pairs.index.num_items * pairs.classes), kThreads, 0,
-             grad, difficulty_grad);
+      const int64_t rows = pairs.index.num_items * pairs.classes;
+      launch(context, pair_items_kernel<T, E, L>, group_blocks<L::G>(rows), kThreads, 0, grad, difficulty_grad);
     }
     if (!competence_grad) return;
     constexpr int64_t kThreadsWanted = 1 << 20, kSlotElements = 1 << 24, kLeast = 8;
     const int64_t most = std::max<int64_t>(1, std::min(kThreadsWanted / (pairs.classes * L::G), kSlotElements / size));
-    const int64_t each = std::max(kLeast, ceil_div(nnz, most));
-    const Chunks chunks{each, ceil_div(nnz, each)};
+    const int64_t chunk = each > 0 ? each : std::max(kLeast, ceil_div(nnz, most));
+    const Chunks chunks{chunk, ceil_div(nnz, chunk)};
     T* slots = context.template scratch<T>(chunks.count * size);
     context.zero(competence_grad, pairs.num_annotators * size);
-    launch(context, pair_annotators_kernel<T, E, L>, group_blocks<L::G>(chunks.count * pairs.classes), kThreads, 0, grad,
-           chunks, competence_grad, slots);
+    const int64_t groups = chunks.count * pairs.classes;
+    launch(context, pair_annotators_kernel<T, E, L>, group_blocks<L::G>(groups), kThreads, 0, grad, chunks,
+           competence_grad, slots);
     add_slots(context, pairs.index, size, chunks, slots, competence_grad);
   });
 }

@@ -1,7 +1,7 @@
-// Rows of the pair confusion: a class of an item's difficulty or of an annotator's competence, held by a part of a warp.
-// Exponentials of a sum factorise: exp(D + C) = exp(D) exp(C), so they are taken once an annotator, once an item where a
-// kernel stays with it, and an annotation costs multiply-adds. Where such a sum gets too small to be accurate, its class
-// goes through logarithms instead (the exact rows).
+// Rows of the pair confusion: a class of an item's difficulty or of an annotator's competence, held by a part of a
+// warp, a group. Exponentials of a sum factorise: exp(D + C) = exp(D) exp(C), so they are taken once an annotator and
+// once an item where a kernel stays with it, and an annotation costs multiply-adds. Where such a sum gets too small to
+// be accurate, its class goes through logarithms instead (the exact rows).
 #pragma once
 
 #include "cuda/chunks.cuh"
@@ -55,7 +55,7 @@ void for_pair_tier(const Pairs<T, E>& pairs, const Body& body) {
     if (grain(pairs.latents, pairs.difficulty, pairs.competence) % 4 == 0) {
       if (tile <= 48) return body(PairTier<4, 3, 4, false>{});
       if (tile <= 96) return body(PairTier<8, 3, 4, false>{});
-      return body(PairTier<32, 3, 4, true>{});
+      return body(PairTier<32, 2, 4, true>{});
     }
   }
   if (tile <= 32) return body(PairTier<8, 4, 1, false>{});
@@ -160,7 +160,7 @@ struct ExactRow {
 // A group a class of a place: an annotator, or, if there are fewer annotations than annotators, the position where the
 // annotator's begin.
 template <class T, class E, class L>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 32 / sizeof(T))
     tile_kernel(Pairs<T, E> pairs, int64_t count, T* tiles, int64_t* places) {
   constexpr int kGroups = kThreads / L::G;
   const int tile = pairs.tile(), classes = static_cast<int>(pairs.classes);

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import op_checks
 import pytest
 import torch
-from emulated import Emulated
+from emulated import Emulated, program
 from emulated_checks import check, check_bitwise
 from halves import DTYPES, check_half, half_problem
 from long_segments import WHERE, long_problem
@@ -90,15 +92,18 @@ def test_half_precision_in_vectors(
 
 
 def test_tensors_at_odd_addresses(emulated: Emulated) -> None:
-    """No access is wider than what the addresses allow."""
-    case = make_pairs(make_problem(9, 4, 3, 5, 6, seed=2), 4)
-    for at in (0, 1):
-        moved = list(op_checks.to_float(case.inputs))
-        memory = torch.zeros(moved[at].numel() + 1)
-        moved[at] = memory[1:].view(moved[at].shape).copy_(moved[at])
-        assert moved[at].is_contiguous() and moved[at].data_ptr() % 16 == 4
-        for ours, wanted in zip(emulated.op(NAMES[0])(*moved), reference.pair_confusion(*case.inputs), strict=True):
-            torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=1e-5)
+    """Read one by one and added in another order, wherever one of the addresses does not allow more."""
+    inputs = op_checks.to_float(make_pairs(make_problem(9, 4, 3, 5, 6, seed=2), 4).inputs)
+    usual, outs = emulated.op(NAMES[0])(*inputs)[0], []
+    for shifted in ((0,), (1,), (0, 1)):
+        moved = list(inputs)
+        for at in shifted:
+            memory = torch.zeros(moved[at].numel() + 1)
+            moved[at] = memory[1:].view(moved[at].shape).copy_(moved[at])
+            assert moved[at].is_contiguous() and moved[at].data_ptr() % 16 == 4
+        outs.append(emulated.op(NAMES[0])(*moved)[0])
+    assert all(torch.equal(out, outs[0]) and not torch.equal(out, usual) for out in outs)
+    torch.testing.assert_close(outs[0], usual, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("labels", "latents"), [(3, 4), (110, 4), (45, 3)])
@@ -120,6 +125,12 @@ def test_huge_values(emulated: Emulated) -> None:
     case.difficulty.sign_().mul_(200)  # integers: exact in float32
     case.competence.mul_(100).round_()
     both(emulated, case.inputs)
+
+
+@pytest.mark.parametrize("part", ["together", "chunks"])
+def test_how_the_work_is_cut_does_not_matter(tmp_path: Path, part: str) -> None:
+    done = subprocess.run([program("pairs", tmp_path, flags=["-O1"]), part], capture_output=True, text=True)
+    assert done.stdout == "right\n"
 
 
 @pytest.mark.parametrize("where", WHERE)
