@@ -22,6 +22,7 @@
   extern __shared__ __align__(16) unsigned char crowdnal_shared[]; \
   T* name = reinterpret_cast<T*>(crowdnal_shared)
 #define CROWDNAL_UNROLL _Pragma("unroll")
+#define CROWDNAL_ROLLED _Pragma("unroll 1")
 // Behind the trap nothing lives on: no registers are kept for a return from the report.
 #define CROWDNAL_ASSERT(condition) \
   do {                             \

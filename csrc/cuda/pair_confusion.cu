@@ -13,12 +13,14 @@ Pairs<T, E> pairs_of(Op& op, const Tensor& difficulty, const Tensor& competence,
                 latents = competence.size(3);
   return {op.stored<E>(difficulty, "difficulty", {index.num_items, classes, labels, latents}),
           op.stored<E>(competence, "competence", {annotators, classes, labels, latents}),
-          annotators, classes, labels, latents, index, op.longs(label, "label", index.nnz), nullptr, nullptr};
+          annotators, classes, labels, latents, index, op.longs(label, "label", index.nnz)};
 }
 
 void check_competence(const Tensor& competence) {
   STD_TORCH_CHECK(competence.dim() == 4 && competence.size(1) > 0 && competence.size(2) > 0 && competence.size(3) > 0,
                   "crowdnal: competence must have 4 dimensions, with at least one class, one label and one latent");
+  STD_TORCH_CHECK(competence.size(1) * competence.size(2) * competence.size(3) <= INT32_MAX,
+                  "crowdnal: competence of an annotator must have fewer than 2^31 elements");
 }
 
 std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr,

@@ -87,7 +87,9 @@ class Block {
       const Thread& other = threads_[first + j];
       if (!(mask >> j & 1)) continue;
       const bool here = other.state == Thread::kAtWarp && other.mask == mask && same(other.site, site);
-      if (other.state == Thread::kAtWarp && !here) fail("lanes of a warp wait at different warp operations", site);
+      // one that waits for lanes without this one goes on when they come
+      const bool crossed = other.state == Thread::kAtWarp && !here && (other.mask >> lane & 1);
+      if (crossed) fail("lanes of a warp wait at different warp operations", site);
       all = all && here;
     }
     if (!all) {

@@ -20,6 +20,7 @@
 #define CROWDNAL_SHARED(T, name, size) static emulator::SharedArray<T> name(size)
 #define CROWDNAL_DYNAMIC_SHARED(T, name) emulator::SharedArray<T>& name = emulator::dynamic_shared<T>()
 #define CROWDNAL_UNROLL
+#define CROWDNAL_ROLLED
 #define CROWDNAL_ASSERT(condition) \
   if (!(condition)) emulator::fail("assertion failed: " #condition, std::source_location::current())
 

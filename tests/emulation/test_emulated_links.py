@@ -9,7 +9,6 @@ import test_ops
 import torch
 from emulated import Emulated
 from emulated_checks import check
-from pairs import impossible, make_pairs
 from problems import make_problem
 
 from crowdnal import reference
@@ -107,20 +106,3 @@ def test_runs_of_many_annotators(emulated: Emulated) -> None:
     index = (problem.index[0], problem.index[1], annotator, torch.argsort(annotator, stable=True))
     args = (problem.scores, problem.stored, None, *index, problem.annotations.label, reference.SOFTMAX, True)
     check(emulated, "mixture_link", args)
-
-
-@pytest.mark.parametrize("sizes", [(0, 2, 2, 2, 1), (9, 4, 3, 3, 6), (4, 3, 5, 7, 8), (3, 2, 12, 11, 40)], ids=str)
-@pytest.mark.parametrize("latents", [1, 3])
-@pytest.mark.parametrize("scale", [1.0, 40.0])
-def test_pair_confusion(emulated: Emulated, sizes: tuple[int, ...], latents: int, scale: float) -> None:
-    case = make_pairs(make_problem(*sizes, seed=9), latents, scale)
-    for name in ("pair_confusion", "pair_confusion_backward"):
-        for args in case.arguments(name):
-            check(emulated, name, args)
-
-
-def test_impossible_pairs(emulated: Emulated) -> None:
-    case = impossible()
-    for name in ("pair_confusion", "pair_confusion_backward"):
-        for args in case.arguments(name):
-            op_checks.check_values(emulated.op(name), getattr(reference, name), args)

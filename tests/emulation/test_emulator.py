@@ -35,6 +35,7 @@ def shuffled(t: int) -> int:
         ("reverse_lanes", [t // 32 * 32 + 31 - t % 32 for t in range(64)]),
         ("shuffles", [shuffled(t) for t in range(64)]),
         ("ballot", [7] * 32 + [6] * 32),
+        ("groups", [100 * (4 * (t // 4 * 4) + 6 if t // 4 % 2 else t) + 8 for t in range(64)]),
     ],
 )
 def test_right_use(misuse: Path, name: str, wanted: list[int]) -> None:
@@ -55,6 +56,7 @@ def test_right_use(misuse: Path, name: str, wanted: list[int]) -> None:
         ("two_barriers", "divergent barrier: from thread 0 at .* from thread 32 at"),
         ("lane_missing", "divergent barrier: .* from thread 7 returned"),
         ("lane_outside", "leaves it out"),
+        ("crossed", "lanes of a warp wait at different warp operations"),
         ("refused", "assertion failed"),
     ],
 )

@@ -37,6 +37,17 @@ __global__ void shuffles(int* out) {
   out[t] = v;
 }
 __global__ void ballot(int* out) { out[threadIdx.x] = __popc(__ballot_sync(~0u, threadIdx.x % 5 == 0)); }
+// Every second group of four adds up what its lanes have, while the others wait for the whole warp.
+__global__ void groups(int* out) {
+  const int group = threadIdx.x % 32 / 4;
+  const unsigned mask = 0xfu << 4 * group;
+  int v = threadIdx.x;
+  if (group % 2) {
+    v += __shfl_xor_sync(mask, v, 1);
+    v += __shfl_xor_sync(mask, v, 2);
+  }
+  out[threadIdx.x] = 100 * v + __popc(__ballot_sync(~0u, v % 2));
+}
 
 __global__ void no_barrier(int* out) {
   CROWDNAL_SHARED(int, x, 64);
@@ -86,13 +97,21 @@ __global__ void lane_missing(int* out) {
   if (threadIdx.x % 32 != 7) out[threadIdx.x] = __shfl_xor_sync(~0u, int(threadIdx.x), 1);
 }
 __global__ void lane_outside(int* out) { out[threadIdx.x] = __shfl_xor_sync(0xffffu, int(threadIdx.x), 1); }
+__global__ void crossed(int* out) {
+  if (threadIdx.x % 2) {
+    out[threadIdx.x] = __shfl_xor_sync(~0u, int(threadIdx.x), 2);
+  } else {
+    out[threadIdx.x] = __shfl_xor_sync(~0u, int(threadIdx.x), 4);
+  }
+}
 __global__ void refused(int*) { CROWDNAL_ASSERT(threadIdx.x < 63); }
 
 int main(int, char** argv) {
   const std::map<std::string, void (*)(int*)> kernels{
       {"reverse", reverse},           {"reverse_dynamic", reverse_dynamic},
       {"reverse_lanes", reverse_lanes}, {"shuffles", shuffles},
-      {"ballot", ballot},             {"no_barrier", no_barrier},
+      {"ballot", ballot},             {"groups", groups},
+      {"no_barrier", no_barrier},     {"crossed", crossed},
       {"warp_barrier_between_warps", warp_barrier_between_warps},
       {"overwrite", overwrite},       {"two_writers", two_writers},
       {"beyond", beyond},             {"beyond_dynamic", beyond_dynamic},
