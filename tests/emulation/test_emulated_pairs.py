@@ -13,7 +13,7 @@ from emulated import Emulated, program
 from emulated_checks import check, check_bitwise
 from halves import DTYPES, check_half, half_problem
 from long_segments import WHERE, long_problem
-from pairs import NAMES, Pairs, impossible, make_pairs
+from pairs import NAMES, Pairs, check_huge_values, impossible, make_pairs
 from problems import make_problem
 
 from crowdnal import reference
@@ -120,16 +120,20 @@ def test_exact_and_other_classes_of_an_annotation(emulated: Emulated, labels: in
     assert small.sum() == 4  # and class 1 of annotation 3
 
 
-def test_huge_values(emulated: Emulated) -> None:
-    case = make_pairs(make_problem(12, 5, 7, 6, 4, seed=9), 4)
-    case.difficulty.sign_().mul_(200)  # integers: exact in float32
-    case.competence.mul_(100).round_()
-    both(emulated, case.inputs)
+@pytest.mark.parametrize("latents", [3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_huge_values(emulated: Emulated, name: str, latents: int) -> None:
+    check_huge_values(emulated.op(name), name, latents)
+
+
+@pytest.fixture(scope="module")
+def cuts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return program("pairs", tmp_path_factory.mktemp("pairs"), flags=["-O1"])
 
 
 @pytest.mark.parametrize("part", ["together", "chunks"])
-def test_how_the_work_is_cut_does_not_matter(tmp_path: Path, part: str) -> None:
-    done = subprocess.run([program("pairs", tmp_path, flags=["-O1"]), part], capture_output=True, text=True)
+def test_how_the_work_is_cut_does_not_matter(cuts: Path, part: str) -> None:
+    done = subprocess.run([cuts, part], capture_output=True, text=True)
     assert done.stdout == "right\n"
 
 
