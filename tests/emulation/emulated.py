@@ -21,11 +21,11 @@ NAME = "crowdnal_emulated"
 MOST_BLOCKS = 2**31 - 1
 
 
-def build(folder: Path, namespace: str = NAME) -> Path:
-    """Compiles the launchers and kernels into `folder`, as ops of a namespace; returns the library."""
+def build(folder: Path) -> Path:
+    """Compiles the launchers and kernels into `folder`; returns the library."""
     torch_folder = Path(torch.__file__).parent
     sources = [HERE / "configure.cpp", *sorted((CSRC / "cuda").glob("*.cu"))]
-    defines = ["CROWDNAL_EMULATOR", f"crowdnal={namespace}", "TORCH_TARGET_VERSION=0x020a000000000000"]
+    defines = ["CROWDNAL_EMULATOR", f"crowdnal={NAME}", "TORCH_TARGET_VERSION=0x020a000000000000"]
     flags = [
         "-std=c++20",
         "-O1",

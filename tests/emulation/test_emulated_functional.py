@@ -1,0 +1,32 @@
+"""The tests of the losses once more, through the emulated CUDA kernels: values, options, gradients to second order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import test_functional
+import test_pair_confusion
+import torch
+from emulated import NAME, Emulated
+
+from crowdnal.ops import SCHEMAS
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+for _module in (test_functional, test_pair_confusion):
+    for _name, _value in vars(_module).items():
+        if "compiled" in _name or "autocast" in _name:  # which know the ops by their name
+            continue
+        if _name.startswith("test_"):
+            globals()[_name.replace("test_", f"{_module.__name__}_", 1)] = _value
+        elif type(_value).__name__ == "FixtureFunctionDefinition":
+            globals()[_name] = _value
+
+
+@pytest.fixture(autouse=True, scope="module")
+def through_the_emulator(emulated: Emulated) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in SCHEMAS:
+            patch.setattr(torch.ops.crowdnal, name, getattr(getattr(torch.ops, NAME), name))
+        yield
