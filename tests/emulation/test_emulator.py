@@ -115,7 +115,7 @@ def test_planted_mistakes_are_caught(tmp_path: Path, before: str, after: str, me
 
 def test_every_kernel_stays_in_its_arrays(tmp_path: Path) -> None:
     """Under AddressSanitizer. Memory of the emulator's own threads is told apart by its annotations of fibers."""
-    program = emulated.program("all", tmp_path, flags=["-O1", "-g1", "-fsanitize=address", "-fno-omit-frame-pointer"])
+    program = emulated.program("all", tmp_path, flags=["-g1", "-fsanitize=address"])
     assert run(program) == ["done"]
 
 
