@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from crowdnal.annotations import Annotations
 from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, SoftMajorityVote, TraceRegularized
@@ -30,3 +33,26 @@ def labels(items: int, seed: int = 0) -> Annotations:
 def mlp(dim: int = 5, outputs: int = C) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(dim, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def check_compiled(
+    model: nn.Module,
+    annotate: Callable[[int], Annotations] = lambda seed: labels(5, seed),
+    backend: str = "aot_eager",
+    device: str = "cpu",
+    **tolerance: Any,
+) -> None:
+    """A compiled step equals the eager one; other annotations, and another number of them, compile nothing again."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(lambda x, annotations: model(x, annotations), fullgraph=True, backend=counter)
+    for seed in range(4):
+        x, annotations = torch.randn(5, 5).to(device), annotate(seed).to(device)
+        found = []
+        for run in (model, compiled):
+            model.zero_grad()
+            loss = run(x, annotations).loss
+            loss.backward()
+            found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        torch.testing.assert_close(found[1], found[0], **tolerance)
+    assert counter.frame_count == 1

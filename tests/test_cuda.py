@@ -11,14 +11,13 @@ import pytest
 import test_joint_ops
 import test_ops
 import torch
-from attached import ATTACHED, C, R, labels, mlp
+from attached import ATTACHED, C, R, check_compiled, labels, mlp
 from hypothesis import given, settings
 from long_segments import OUTPUTS, WHERE, check_long_segments
 from op_checks import as_tuple, check_both_orders, leaf, to_float
 from pairs import impossible, make_pairs, pairs
 from problems import Problem, make_problem, problems
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import crowdnal
 import crowdnal.functional as F
@@ -211,16 +210,5 @@ def test_attached_models_train_as_on_the_cpu(objective: str) -> None:
 
 def test_compiled_step_equals_eager_and_is_compiled_once() -> None:
     pytest.importorskip("triton")
-    torch._dynamo.reset()
     model = attach(mlp(), ATTACHED["crowd-layer"](C, R)).to(DEVICE)
-    counter = CompileCounterWithBackend("inductor")
-    compiled = torch.compile(lambda x, a: model(x, a).loss, fullgraph=True, backend=counter)
-    for seed in range(3):
-        x, annotations = torch.randn(5, 5, device=DEVICE), labels(5, seed).to(DEVICE)
-        gradients = []
-        for step in (lambda x, a: model(x, a).loss, compiled):
-            model.zero_grad()
-            step(x, annotations).backward()
-            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
-    assert counter.frame_count == 1
+    check_compiled(model, backend="inductor", device=DEVICE, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,8 @@ import contract
 import pytest
 import torch
 from small_crowd import C, R, batch, logits_of, perturbed
-from wide_crowd import fit_wide, wide_annotations, wide_blobs
+from test_methods import fit
+from wide_crowd import wide_annotations, wide_blobs
 
 from crowdnal.objectives import (
     CrowdLayer,
@@ -99,7 +100,7 @@ def test_groups_of_annotators_with_few_labels_are_learned_together():
     test_x, test_truth = wide_blobs(1000, 6, seed=3)
     errors, accuracies = [], []
     for objective in (TraceRegularized(6, 60, groups=kinds), TraceRegularized(6, 60), MajorityVote(6, 60)):
-        classifier = fit_wide(objective, x, annotations)
+        classifier = fit(objective, x, annotations)
         accuracies.append((classifier(test_x).argmax(-1) == test_truth).float().mean().item())
         if objective.models_annotators:
             errors.append((objective.confusion() - confusion).pow(2).mean().item())

@@ -9,12 +9,11 @@ import contract
 import pytest
 import torch
 import torch.distributed as dist
-from attached import labels, mlp
+from attached import check_compiled, labels, mlp
 from small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from test_lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
 from test_methods import Largest
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from crowdnal import LIA, LIAML, EMCallback, attach, lia_modules
 from crowdnal.annotations import Annotations
@@ -79,21 +78,9 @@ def test_compiled_and_bfloat16(name: str, phase: str) -> None:
 
 def test_compiled_once_whatever_the_number_of_annotations() -> None:
     annotators = 40  # more than a batch has annotations
-    torch._dynamo.reset()
     torch.manual_seed(0)
     model = attach(mlp(), LIA(4, annotators, feature_dim=5, rounds=0), features=nn.Identity())
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda x, annotations: model(x, annotations), fullgraph=True, backend=counter)
-    for seed in range(4):
-        x, annotations = torch.randn(5, 5), labels(5, seed).given_by(labels(5, seed).annotator, annotators).prepare()
-        gradients = []
-        for run in (model, compiled):
-            model.zero_grad()
-            output = run(x, annotations)
-            output.loss.backward()
-            gradients.append([output.loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        torch.testing.assert_close(gradients[1], gradients[0])
-    assert counter.frame_count == 1
+    check_compiled(model, lambda seed: labels(5, seed).given_by(labels(5, seed).annotator, annotators).prepare())
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")

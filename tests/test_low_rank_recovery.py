@@ -7,7 +7,7 @@ import torch
 from small_crowd import C
 from test_low_rank import RANK
 from test_methods import annotate, blobs, fit, planted
-from wide_crowd import fit_wide, habitual, wide_annotations, wide_blobs
+from wide_crowd import habitual, wide_annotations, wide_blobs
 
 from crowdnal.objectives import MajorityVote, OverparametrizedCrowdLayer, TraceRegularized
 
@@ -40,7 +40,7 @@ def test_low_rank_needs_fewer_labels():
     for rank in (1, None):
         torch.manual_seed(2)
         objective = TraceRegularized(10, 30, rank=rank)
-        classifier = fit_wide(objective, x, annotations)
+        classifier = fit(objective, x, annotations)
         errors[rank] = (objective.confusion() - confusion).pow(2).sum((1, 2)).mean().item() / 10
         assert (classifier(x).argmax(-1) == truth).float().mean() > 0.9
     assert errors[1] < 0.08 and errors[1] < 0.7 * errors[None]

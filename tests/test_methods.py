@@ -202,7 +202,7 @@ def annotate(truth: Tensor, confusion: Tensor, per_item: int, seed: int = 1) -> 
 
 def fit(objective: Objective, x: Tensor, annotations: Annotations, steps: int = 200, lr: float = 0.05) -> nn.Module:
     torch.manual_seed(0)
-    classifier = nn.Linear(2, C)
+    classifier = nn.Linear(x.shape[1], objective.num_classes)
     optimizer = torch.optim.Adam([*classifier.parameters(), *objective.parameters()], lr=lr)
     for _ in range(steps):
         optimizer.zero_grad()

@@ -9,9 +9,8 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from attached import ATTACHED, C, R, labels, mlp
+from attached import ATTACHED, C, R, check_compiled, labels, mlp
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, grad
 
@@ -39,24 +38,7 @@ def test_functional_call_and_func_grad(objective):
 
 @pytest.mark.parametrize("objective", ATTACHED)
 def test_compiled_step_equals_eager_and_is_compiled_once(objective):
-    torch._dynamo.reset()
-    model = attach(mlp(), ATTACHED[objective](C, R))
-    counter = CompileCounterWithBackend("aot_eager")
-
-    def step(x, annotations):
-        return model(x, annotations)
-
-    compiled = torch.compile(step, fullgraph=True, backend=counter)
-    for seed in range(4):  # other annotations, and another number of them, every time
-        x, annotations = torch.randn(5, 5), labels(5, seed)
-        gradients = []
-        for run in (step, compiled):
-            model.zero_grad()
-            output = run(x, annotations)
-            output.loss.backward()
-            gradients.append([output.loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        torch.testing.assert_close(gradients[1], gradients[0])
-    assert counter.frame_count == 1
+    check_compiled(attach(mlp(), ATTACHED[objective](C, R)))
 
 
 # Two processes: DistributedDataParallel, and FSDP against it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from crowdnal.annotations import Annotations
 from crowdnal.simulation import simulate
@@ -22,17 +22,6 @@ def wide_blobs(items: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]
     centres = 2.5 * torch.randn(classes, 8, generator=torch.Generator().manual_seed(77))
     truth = torch.randint(0, classes, (items,), generator=generator)
     return centres[truth] + 0.8 * torch.randn(items, 8, generator=generator), truth
-
-
-def fit_wide(objective, x: Tensor, annotations: Annotations, steps: int = 200, lr: float = 0.05) -> nn.Module:
-    torch.manual_seed(0)
-    classifier = nn.Linear(x.shape[1], objective.num_classes)
-    optimizer = torch.optim.Adam([*classifier.parameters(), *objective.parameters()], lr=lr)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        objective(classifier(x), annotations).backward()
-        optimizer.step()
-    return classifier
 
 
 def wide_annotations(truth: Tensor, confusion: Tensor, per_item: int) -> Annotations:

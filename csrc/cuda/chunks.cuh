@@ -27,20 +27,25 @@ __device__ inline bool continues(const Index& index, int64_t p) {
   return p > 0 && p < index.nnz && index.annotator[index.order[p - 1]] == index.annotator[index.order[p]];
 }
 
+// The first position whose annotator is r or a later one.
+__device__ inline int64_t first_position(const Index& index, int64_t r) {
+  int64_t low = 0, high = index.nnz;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (index.annotator[index.order[middle]] < r) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
 // starts[r] = how many annotations have an annotator below r: theirs are at positions starts[r] .. starts[r + 1] - 1.
 static __global__ void __launch_bounds__(kThreads) starts_kernel(Index index, int64_t num_annotators, int64_t* starts) {
   for (int64_t r = int64_t(blockIdx.x) * kThreads + threadIdx.x; r <= num_annotators; r += int64_t(gridDim.x) * kThreads) {
-    int64_t low = 0, high = index.nnz;
-    while (low < high) {
-      const int64_t middle = low + (high - low) / 2;
-      if (index.annotator[index.order[middle]] < r) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    CROWDNAL_ASSERT((r > 0 || low == 0) && (r < num_annotators || low == index.nnz));  // all annotators are in range
-    starts[r] = low;
+    starts[r] = first_position(index, r);
+    CROWDNAL_ASSERT((r > 0 || starts[r] == 0) && (r < num_annotators || starts[r] == index.nnz));  // all are in range
   }
 }
 

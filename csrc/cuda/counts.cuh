@@ -146,8 +146,8 @@ void confusion_gradient(Context& context, const GradRows<T>& rows, const int64_t
 }
 
 template <class T>
-void count_labels(Context& context, const GradRows<T>& rows, const int64_t* label, const Index& index, const Shape& shape,
-            T* out) {
+void count_labels(Context& context, const GradRows<T>& rows, const int64_t* label, const Index& index,
+                  const Shape& shape, T* out) {
   confusion_gradient(context, rows, label, static_cast<const T*>(nullptr), static_cast<const T*>(nullptr), index, shape,
                      Normalization::kNone, out);
 }

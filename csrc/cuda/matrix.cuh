@@ -1,4 +1,4 @@
-// Products with large matrices: a tile of a matrix is read once for up to eight annotations of its annotator.
+// Products with large matrices: a tile of a matrix is read once for up to sixteen annotations of its annotator.
 #pragma once
 
 #include "cuda/rows.cuh"
@@ -10,9 +10,9 @@ inline bool is_large(const Shape& shape) {
   return shape.rows > 128 || shape.cols > 128 || shape.matrix() > 2048;
 }
 
-constexpr int kGroup = 16;   // annotations that share a pass
-constexpr int kTile = 128;   // outputs of a block, one a thread
-constexpr int kDepth = 32;   // terms of the sums between barriers
+constexpr int kGroup = 16;  // annotations that share a pass
+constexpr int kTile = 128;  // outputs of a block, one a thread
+constexpr int kDepth = 32;  // terms of the sums between barriers
 
 // A block owns out[n, tile] of up to kGroup annotations n of one annotator, which lie together in `order`:
 // out[n, o] = sum_i row n of `in` at i times M[i, o], M = the annotator's matrix [rows, cols], or its transpose.

@@ -44,16 +44,8 @@ static __global__ void __launch_bounds__(kScan)
     const int64_t x = b * kScan + threadIdx.x;
     int64_t r = -1;
     if (x < most && by_annotator) {
-      int64_t low = 0, high = index.nnz;  // the first position that may be theirs lies in low..high
-      while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (index.annotator[index.order[middle]] < x) {
-          low = middle + 1;
-        } else {
-          high = middle;
-        }
-      }
-      if (low < index.nnz && index.annotator[index.order[low]] == x) r = x;
+      const int64_t p = first_position(index, x);
+      if (p < index.nnz && index.annotator[index.order[p]] == x) r = x;
     } else if (x < most && !continues(index, x)) {
       r = index.annotator[index.order[x]];
     }
