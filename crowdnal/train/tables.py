@@ -249,7 +249,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _integer(cell: str | None) -> str | None:
-    """The number 3.0 and the number 3 are the same label: matrices are often written as floats."""
+    """A label as it is compared: `3.0` is `3`, since matrices are often written as floats."""
     if cell is None or not _is_number(cell) or not float(cell).is_integer():
         return cell
     return str(int(float(cell)))

@@ -56,16 +56,17 @@ inline const int64_t* find_starts(Context& context, const Index& index, int64_t 
   return starts;
 }
 
+constexpr int kZeroTile = 2048;  // elements
+
 // out[r] = 0, `size` elements, for annotators without annotations.
 template <class T>
 __global__ void __launch_bounds__(256)
     zero_absent_kernel(const int64_t* starts, int64_t num_annotators, int64_t size, T* out) {
-  constexpr int kPart = 2048;
-  const int64_t tiles = (size + kPart - 1) / kPart;
+  const int64_t tiles = (size + kZeroTile - 1) / kZeroTile;
   for (int64_t unit = blockIdx.x; unit < num_annotators * tiles; unit += gridDim.x) {
-    const int64_t r = unit / tiles, first = unit % tiles * kPart;
+    const int64_t r = unit / tiles, first = unit % tiles * kZeroTile;
     if (starts[r] < starts[r + 1]) continue;
-    const int64_t last = first + kPart < size ? first + kPart : size;
+    const int64_t last = first + kZeroTile < size ? first + kZeroTile : size;
     for (int64_t e = first + threadIdx.x; e < last; e += 256) out[r * size + e] = T(0);
   }
 }
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(256)
 template <class T>
 void zero_absent(Context& context, const Index& index, int64_t num_annotators, int64_t size, T* out) {
   if (index.nnz < num_annotators) return context.zero(out, num_annotators * size);
-  launch(context, zero_absent_kernel<T>, num_annotators * ceil_div(size, 2048), 256, 0,
+  launch(context, zero_absent_kernel<T>, num_annotators * ceil_div(size, kZeroTile), 256, 0,
          find_starts(context, index, num_annotators), num_annotators, size, out);
 }
 

@@ -9,6 +9,8 @@ import test_functional
 import test_pair_confusion
 import torch
 from emulated import NAME, Emulated
+from test_functional import problem, small  # noqa: F401
+from test_pair_confusion import case  # noqa: F401
 
 from crowdnal.ops import SCHEMAS
 
@@ -20,8 +22,6 @@ for _module in (test_functional, test_pair_confusion):
             continue
         if _name.startswith("test_"):
             globals()[_name.replace("test_", f"{_module.__name__}_", 1)] = _value
-        elif type(_value).__name__ == "FixtureFunctionDefinition":
-            globals()[_name] = _value
 
 
 @pytest.fixture(autouse=True, scope="module")
