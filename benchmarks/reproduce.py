@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from crowdnal.sparse_crowds import SETTINGS
+from crowdnal.simulation import SETTINGS
 
 TABLES = ("aggregation", "ccc", "cmm", "labelme", "lia", "music")
 

@@ -4,15 +4,21 @@ Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and th
 """
 
 from crowdnal import functional, metrics, multilabel, objectives, simulation
-from crowdnal.aggregation import aggregate
-from crowdnal.annotations import Annotations, Vocabulary, as_annotations, collate, concat
-from crowdnal.attach import CrowdModel, CrowdOutput, attach
-from crowdnal.callbacks import EMCallback
+from crowdnal.aggregation import (
+    CoNALEMResult,
+    DawidSkeneResult,
+    MMCEResult,
+    WorkerClusteringResult,
+    aggregate,
+    conal_em,
+    dawid_skene,
+    mmce,
+    one_coin,
+    posterior,
+    worker_clustering,
+)
 from crowdnal.ccc import CCC, CCCOutput
-from crowdnal.conal_em import CoNALEMResult, conal_em
-from crowdnal.datasets import CrowdDataset
-from crowdnal.dawid_skene import DawidSkeneResult, dawid_skene
-from crowdnal.mmce import MMCEResult, mmce
+from crowdnal.data import Annotations, CrowdDataset, Vocabulary, as_annotations, collate, concat
 from crowdnal.objectives import (
     CMM,
     DLDS,
@@ -38,11 +44,8 @@ from crowdnal.objectives import (
     UnionNet,
     WeightedDoctorNet,
 )
-from crowdnal.one_coin import one_coin
 from crowdnal.ops import backend
-from crowdnal.posterior import posterior
-from crowdnal.restarts import Restarts, best_of_restarts
-from crowdnal.worker_clustering import WorkerClusteringResult, worker_clustering
+from crowdnal.training import CrowdModel, CrowdOutput, EMCallback, Restarts, attach, best_of_restarts
 
 __version__ = "0.1.0"
 

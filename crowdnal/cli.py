@@ -71,7 +71,7 @@ def _train(chosen: argparse.Namespace) -> int:
 
 
 def _demo(chosen: argparse.Namespace) -> int:
-    from crowdnal.demo import demo
+    from crowdnal.train.demo import demo
 
     demo(chosen.out, chosen.seed, Reporter())
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.functional import label_counts
 
 __all__ = [

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from crowdnal._ids import Ids, Vocabulary, distinct
-from crowdnal._layers import MLP
-from crowdnal.annotations import Annotations
+from crowdnal._utils.layers import MLP
+from crowdnal.data import Annotations, Ids, Vocabulary, distinct
 
 if TYPE_CHECKING:
     import pandas

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, SoftMajorityVote, TraceRegularized
 
 C, R = 4, 6

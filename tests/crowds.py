@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 
 NAN = float("nan")
 Rows = list[list[tuple[int, int]]]  # for each item its (annotator, label) pairs

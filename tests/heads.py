@@ -8,14 +8,7 @@ import torch
 from small_crowd import C, R, perturbed
 from torch import Tensor
 
-from crowdnal.objectives import (
-    DoctorNet,
-    MaxMIG,
-    Objective,
-    OverparametrizedCrowdLayer,
-    UnionNet,
-    WeightedDoctorNet,
-)
+from crowdnal.objectives import DoctorNet, MaxMIG, Objective, OverparametrizedCrowdLayer, UnionNet, WeightedDoctorNet
 
 D = 5
 ITEM = [0, 0, 2, 2, 2, 3]

@@ -13,7 +13,7 @@ from problems import Problem
 from torch import Tensor
 
 from crowdnal import reference
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 
 OUTPUTS = {  # whose terms do not cancel
     "mix_items": (0,),

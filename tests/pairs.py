@@ -12,7 +12,7 @@ from problems import Problem, make_problem, problems
 from torch import Tensor
 
 from crowdnal import reference
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 
 NAMES = ["pair_confusion", "pair_confusion_backward"]
 

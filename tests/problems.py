@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 
 
 @dataclass

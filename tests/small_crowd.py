@@ -8,14 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from crowdnal.annotations import Annotations
-from crowdnal.objectives import (
-    CrowdLayer,
-    MajorityVote,
-    Objective,
-    SoftMajorityVote,
-    TraceRegularized,
-)
+from crowdnal.data import Annotations
+from crowdnal.objectives import CrowdLayer, MajorityVote, Objective, SoftMajorityVote, TraceRegularized
 
 C, R = 3, 4
 VARIANTS = ("MW", "VW", "VB", "VW+B")

@@ -11,7 +11,7 @@ from torch import nn
 
 import crowdnal
 from crowdnal import Annotations, best_of_restarts, metrics, simulation
-from crowdnal.abilities import ability_levels, perturbed_confusions
+from crowdnal.simulation import ability_levels, perturbed_confusions
 
 TRUTH = torch.arange(3000) % 3
 LEVELS = torch.cat([simulation.symmetric_confusions(1, 3, right) for right in (0.9, 0.6, 1 / 3)])

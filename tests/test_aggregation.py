@@ -15,7 +15,8 @@ from test_label_models import coins
 
 import crowdnal
 from crowdnal import Annotations, aggregate, metrics
-from crowdnal.aggregation import _LIBRARY, AGGREGATORS, _frame
+from crowdnal.aggregation import AGGREGATORS
+from crowdnal.aggregation._external import _LIBRARY, _frame
 
 OWN = [name for name in AGGREGATORS if name not in _LIBRARY]
 CROWDKIT = ["glad", "mace", "mmsr", "wawa", "zero-based-skill", "kos"]

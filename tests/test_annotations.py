@@ -8,7 +8,7 @@ from crowds import NAN, assert_equal, build, to_rows, weighted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crowdnal.annotations import Annotations, Vocabulary, as_annotations, concat
+from crowdnal.data import Annotations, Vocabulary, as_annotations, concat
 
 
 @given(weighted())

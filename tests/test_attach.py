@@ -11,9 +11,9 @@ from attached import ATTACHED, C, R, labels, mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crowdnal.annotations import Annotations
-from crowdnal.attach import CrowdModel, CrowdOutput, attach
+from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL, CrowdLayer, Objective
+from crowdnal.training import CrowdModel, CrowdOutput, attach
 
 
 class WithFeatures(Objective):

@@ -16,9 +16,9 @@ from rich.console import Console
 from small_run import arguments, config, frozen, go, read, same_weights, table, write
 
 import crowdnal
-from crowdnal import cli, demo
+from crowdnal import cli
 from crowdnal.objectives import OBJECTIVES, CrowdLayer, TraceRegularized
-from crowdnal.train import InputError
+from crowdnal.train import InputError, demo
 from crowdnal.train.config import parse_options
 from crowdnal.train.progress import Reporter
 

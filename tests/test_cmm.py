@@ -18,10 +18,10 @@ from two_levels import crowd, points, train
 
 import crowdnal
 from crowdnal import Annotations
-from crowdnal.cmm_em import label_cells, maximise
-from crowdnal.cmm_start import cluster_labels, starting_counts
+from crowdnal.aggregation import vote_shares
 from crowdnal.objectives import CMM
-from crowdnal.objectives._targets import vote_shares
+from crowdnal.objectives.cmm.em import label_cells, maximise
+from crowdnal.objectives.cmm.init import cluster_labels, starting_counts
 
 D = 5
 GRADIENT: dict[str, Any] = {

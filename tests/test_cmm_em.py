@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from crowdnal import cmm_start, simulation
-from crowdnal.annotations import Annotations
-from crowdnal.cmm_em import (
+from crowdnal import simulation
+from crowdnal.data import Annotations
+from crowdnal.objectives.cmm import init as cmm_start
+from crowdnal.objectives.cmm.em import (
     expect,
     expect_annotators,
     group_log_probs,
@@ -20,7 +21,13 @@ from crowdnal.cmm_em import (
     label_cells,
     maximise,
 )
-from crowdnal.cmm_start import cluster_annotators, cluster_labels, fit_clusters, largest_first, starting_counts
+from crowdnal.objectives.cmm.init import (
+    cluster_annotators,
+    cluster_labels,
+    fit_clusters,
+    largest_first,
+    starting_counts,
+)
 
 SIZES = st.tuples(st.integers(0, 8), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 

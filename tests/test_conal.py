@@ -10,7 +10,7 @@ from small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, pertur
 from torch import Tensor, nn
 
 from crowdnal import metrics
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL, MajorityVote
 from crowdnal.simulation import common_and_individual
 

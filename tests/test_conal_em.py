@@ -10,8 +10,8 @@ import torch
 from crowds import crowd
 
 from crowdnal import metrics
-from crowdnal.annotations import Annotations
-from crowdnal.conal_em import conal_em
+from crowdnal.aggregation import conal_em
+from crowdnal.data import Annotations
 from crowdnal.simulation import common_and_individual
 
 

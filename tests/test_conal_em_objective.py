@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import crowdnal
 from crowdnal import metrics
-from crowdnal.conal_em import conal_em
+from crowdnal.aggregation import conal_em
 from crowdnal.objectives import CoNALEM, MajorityVote
 
 N = 40

@@ -10,7 +10,7 @@ from test_low_rank import dense_scores
 from test_methods import Largest
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL
 
 PLAIN = ["logits", "probabilities", "items not normalised", "batch", "people"]

@@ -12,7 +12,7 @@ from test_conal import FEATURES, PEOPLE, D, make
 from torch import nn
 
 from crowdnal import attach
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL
 from crowdnal.train import InputError
 from crowdnal.train.config import parse_options

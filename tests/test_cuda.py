@@ -22,8 +22,8 @@ from torch import Tensor
 import crowdnal
 import crowdnal.functional as F
 from crowdnal import reference
-from crowdnal.annotations import Annotations
-from crowdnal.attach import attach
+from crowdnal.data import Annotations
+from crowdnal.training import attach
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

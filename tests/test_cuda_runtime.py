@@ -20,8 +20,8 @@ from torch import Tensor
 
 import crowdnal
 import crowdnal.functional as F
-from crowdnal.annotations import Annotations
-from crowdnal.attach import attach
+from crowdnal.data import Annotations
+from crowdnal.training import attach
 
 pytestmark = pytest.mark.cuda
 

@@ -18,7 +18,18 @@ from test_methods import annotate, blobs, planted
 from torch import Tensor, nn
 
 import crowdnal
-from crowdnal import DLDS, DLEM, DLWC, MBEM, Annotations, DLAggregate, dawid_skene, metrics, one_coin, worker_clustering
+from crowdnal import (
+    DLDS,
+    DLEM,
+    DLWC,
+    MBEM,
+    Annotations,
+    DLAggregate,
+    dawid_skene,
+    metrics,
+    one_coin,
+    worker_clustering,
+)
 from crowdnal.objectives import Objective, Round
 
 STORED: dict[str, Callable[..., Any]] = {

@@ -14,8 +14,8 @@ from torch.autograd import gradcheck
 
 import crowdnal.functional as F
 from crowdnal import reference
-from crowdnal.functional.mixture_link import MixtureLink, MixtureLinkBackward
-from crowdnal.functional.softmax_link import SoftmaxLink, SoftmaxLinkBackward
+from crowdnal.functional._autograd.mixture_link import MixtureLink, MixtureLinkBackward
+from crowdnal.functional._autograd.softmax_link import SoftmaxLink, SoftmaxLinkBackward
 
 REDUCTIONS = ["mean", "sum", "none", "item_mean"]
 NORMALIZATIONS = ["none", "softmax", "softplus"]

@@ -11,13 +11,7 @@ from small_crowd import C, R, batch, logits_of, perturbed
 from test_methods import fit
 from wide_crowd import wide_annotations, wide_blobs
 
-from crowdnal.objectives import (
-    CrowdLayer,
-    GeoCrowdNet,
-    MajorityVote,
-    OverparametrizedCrowdLayer,
-    TraceRegularized,
-)
+from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, OverparametrizedCrowdLayer, TraceRegularized
 
 MAKERS = {
     "crowd-layer": CrowdLayer,

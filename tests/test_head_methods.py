@@ -12,8 +12,7 @@ from small_crowd import ANNOTATOR, LABEL, C, R, batch, logits_of, perturbed
 from test_methods import Largest, annotate, blobs, fit, planted
 from torch import Tensor, nn
 
-from crowdnal.annotations import Annotations
-from crowdnal.attach import attach
+from crowdnal.data import Annotations
 from crowdnal.metrics import confusion_error
 from crowdnal.objectives import (
     CrowdLayer,
@@ -25,6 +24,7 @@ from crowdnal.objectives import (
     doctor_net,
     union_net,
 )
+from crowdnal.training import attach
 
 # DL-CL_Over
 

@@ -10,15 +10,8 @@ from heads import CONFUSED, ITEM, LABELS, MAKERS, D, features_of, head_probs, ma
 from small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
-from crowdnal.objectives import (
-    DoctorNet,
-    MaxMIG,
-    Objective,
-    OverparametrizedCrowdLayer,
-    UnionNet,
-    WeightedDoctorNet,
-)
+from crowdnal.data import Annotations
+from crowdnal.objectives import DoctorNet, MaxMIG, Objective, OverparametrizedCrowdLayer, UnionNet, WeightedDoctorNet
 
 # Values: every loss once more, dense and slow
 

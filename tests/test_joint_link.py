@@ -16,8 +16,8 @@ from torch.autograd import gradcheck
 
 import crowdnal.functional as F
 from crowdnal import reference
-from crowdnal.annotations import Annotations
-from crowdnal.functional.joint_link import JointLink, JointLinkBackward
+from crowdnal.data import Annotations
+from crowdnal.functional._autograd.joint_link import JointLink, JointLinkBackward
 
 KINDS = {"none": reference.NONE, "softmax": reference.SOFTMAX, "softplus": reference.SOFTPLUS}
 

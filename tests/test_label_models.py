@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from crowdnal import Annotations, dawid_skene, metrics, mmce, one_coin, worker_clustering
-from crowdnal.mmce import _Model
+from crowdnal.aggregation._mmce import _Model
 from crowdnal.simulation import simulate
 
 

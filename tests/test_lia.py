@@ -11,10 +11,11 @@ import torch
 from small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor
 
-from crowdnal import LIA, lia_modules
-from crowdnal._layers import MLP
-from crowdnal.annotations import Annotations
-from crowdnal.objectives import _pair_em
+from crowdnal import LIA
+from crowdnal._utils.layers import MLP
+from crowdnal.data import Annotations
+from crowdnal.objectives.lia import modules as lia_modules
+from crowdnal.objectives.lia import pair_em as _pair_em
 
 D = 5
 ITEM = [0, 0, 2, 2, 2, 3]

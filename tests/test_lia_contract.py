@@ -15,8 +15,9 @@ from test_lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
 from test_methods import Largest
 from torch import nn
 
-from crowdnal import LIA, LIAML, EMCallback, attach, lia_modules
-from crowdnal.annotations import Annotations
+from crowdnal import LIA, LIAML, EMCallback, attach
+from crowdnal.data import Annotations
+from crowdnal.objectives.lia import modules as lia_modules
 
 
 def prepared(*sizes: int, **options: Any) -> LIA:

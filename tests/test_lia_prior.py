@@ -15,7 +15,7 @@ from test_lia_ml import make as make_tags
 from torch import Tensor
 
 from crowdnal import LIA, Annotations
-from crowdnal.objectives._pair_em import PairEM
+from crowdnal.objectives.lia.pair_em import PairEM
 
 
 def plain_prior(objective: PairEM, present: list[int], tag: Tensor | None = None) -> Tensor:

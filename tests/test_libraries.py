@@ -82,7 +82,7 @@ def test_a_cuda_library_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monke
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     (tmp_path / "_cuda13.abi3.so").write_text("no library")
-    monkeypatch.setattr(ops, "__file__", str(tmp_path / "ops.py"))
+    monkeypatch.setattr(ops, "__file__", str(tmp_path / "ops" / "__init__.py"))
     monkeypatch.setattr(ops, "_native", {"cpu"})
     failure = ops._load("cuda")
     assert failure is not None and failure.startswith("_cuda13.abi3.so cannot be loaded")
@@ -96,7 +96,7 @@ def test_a_library_for_another_cuda_is_not_loaded(tmp_path: Path, monkeypatch: p
 
     (tmp_path / "_cuda13.abi3.so").touch()
     loaded: list[Path] = []
-    monkeypatch.setattr(ops, "__file__", str(tmp_path / "ops.py"))
+    monkeypatch.setattr(ops, "__file__", str(tmp_path / "ops" / "__init__.py"))
     monkeypatch.setattr(ops, "_native", {"cpu"})
     monkeypatch.setattr(torch.ops, "load_library", loaded.append)
     monkeypatch.setattr(torch.version, "cuda", "12.8")

@@ -13,8 +13,7 @@ import torch
 from crowds import assert_equal, crowd
 from torch.utils.data import DataLoader, TensorDataset
 
-from crowdnal.annotations import Annotations, collate, concat
-from crowdnal.datasets import CrowdDataset
+from crowdnal.data import Annotations, CrowdDataset, collate, concat
 
 
 def test_to_moves_what_is_cached_and_reads_no_value() -> None:

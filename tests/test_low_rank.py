@@ -14,9 +14,8 @@ from small_crowd import C, R, batch, perturbed
 from test_methods import Largest
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
-from crowdnal.confusion import FreeConfusion, NormalizedConfusion
-from crowdnal.low_rank import LowRankConfusion, LowRankMixture
+from crowdnal.confusion import FreeConfusion, LowRankConfusion, LowRankMixture, NormalizedConfusion, StackedConfusion
+from crowdnal.data import Annotations
 from crowdnal.objectives import (
     OBJECTIVES,
     CrowdLayer,
@@ -26,8 +25,8 @@ from crowdnal.objectives import (
     SingleConfusion,
     TraceRegularized,
 )
-from crowdnal.stacked_confusion import StackedConfusion
-from crowdnal.train.config import InputError, parse_options
+from crowdnal.train import InputError
+from crowdnal.train.config import parse_options
 
 RANK = {
     "crowd-layer": partial(CrowdLayer, rank=2),
@@ -173,7 +172,7 @@ def test_blocks_of_annotators_change_nothing(link, monkeypatch):
     p = make_problem(8, 6, 4, 3, 3, seed=5)
     objective = perturbed(LINKS[link](4, 6, num_labels=3, rank=2))
     whole = objective.posterior(p.scores, p.annotations), objective.reliability()
-    monkeypatch.setattr("crowdnal.low_rank.CELLS", 4 * 4 * 2)
+    monkeypatch.setattr("crowdnal.confusion.low_rank.CELLS", 4 * 4 * 2)
     torch.testing.assert_close((objective.posterior(p.scores, p.annotations), objective.reliability()), whole)
 
 

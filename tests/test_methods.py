@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.objectives import (
     OBJECTIVES,
     CrowdLayer,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.metrics import (
     accuracy,
     confusion_error,

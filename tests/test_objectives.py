@@ -24,13 +24,8 @@ from small_crowd import (
 )
 from torch.nn import functional as F
 
-from crowdnal.annotations import Annotations
-from crowdnal.objectives import (
-    CrowdLayer,
-    MajorityVote,
-    SoftMajorityVote,
-    TraceRegularized,
-)
+from crowdnal.data import Annotations
+from crowdnal.objectives import CrowdLayer, MajorityVote, SoftMajorityVote, TraceRegularized
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -13,7 +13,7 @@ from other_device import DEVICE, OtherDevice
 from torch import Tensor
 
 import crowdnal.functional as F
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.objectives import OBJECTIVES
 
 N, D = 12, 5

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import crowdnal
-from crowdnal._extras import require
+from crowdnal._utils.extras import require
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(crowdnal.__file__).parent

@@ -18,7 +18,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import crowdnal
 import crowdnal.functional as F
 from crowdnal import reference
-from crowdnal.functional.pair_confusion import PairConfusion, PairConfusionBackward
+from crowdnal.functional._autograd.pair_confusion import PairConfusion, PairConfusionBackward
 
 
 @pytest.fixture

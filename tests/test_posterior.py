@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from crowdnal.annotations import Annotations
-from crowdnal.posterior import posterior
+from crowdnal.aggregation import posterior
+from crowdnal.data import Annotations
 
 INDPTR, ANNOTATOR, LABEL = [0, 2, 2, 5, 6], [0, 2, 1, 1, 0, 2], [1, 0, 2, 2, 1, 0]
 

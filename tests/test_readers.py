@@ -11,7 +11,7 @@ from crowds import NAN, Rows, assert_equal, build, crowds, to_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crowdnal.annotations import Annotations, Vocabulary
+from crowdnal.data import Annotations, Vocabulary
 
 
 @given(crowds(repeats=False))

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 
 DATA = os.environ.get("CROWDNAL_DATA")
 pytestmark = pytest.mark.skipif(DATA is None, reason="CROWDNAL_DATA does not name the folder of real crowd data")

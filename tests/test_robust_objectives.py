@@ -12,7 +12,7 @@ from small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, pertur
 from test_methods import annotate, blobs, fit, planted
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.objectives import GeoCrowdNet, MajorityVote, SingleConfusion, SoftBootstrap, SoftMajorityVote
 from crowdnal.objectives.geocrowdnet import log_det
 

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from crowdnal import simulation
 from crowdnal.metrics import empirical_confusion, spammer_score
-from crowdnal.simulation import (
-    hammer_spammer_confusions,
-    pair_flip_confusions,
-    simulate,
-    symmetric_confusions,
-)
+from crowdnal.simulation import hammer_spammer_confusions, pair_flip_confusions, simulate, symmetric_confusions
 
 
 def assert_same(a, b) -> None:

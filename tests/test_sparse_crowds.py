@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from crowdnal.metrics import empirical_confusion
-from crowdnal.sparse_crowds import SETTINGS, sparse_crowd
+from crowdnal.simulation import SETTINGS, sparse_crowd
 
 TRUTH = torch.arange(4000) % 10
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, grad
 
-from crowdnal.annotations import Annotations
-from crowdnal.attach import attach
+from crowdnal.data import Annotations
+from crowdnal.training import attach
 
 
 @pytest.mark.parametrize("objective", ATTACHED)

@@ -11,8 +11,7 @@ import timm
 import torch
 from small_run import UNSEEN, WORKERS, N, T, config, read, write
 
-from crowdnal.train import InputError, data, loop, tables, weights
-from crowdnal.train.config import TrainConfig
+from crowdnal.train import InputError, TrainConfig, data, loop, tables, weights
 
 
 @pytest.fixture(scope="module")

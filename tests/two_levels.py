@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import crowdnal
 from crowdnal import Annotations, EMCallback, simulation
-from crowdnal.abilities import AbilityLevels, ability_levels
 from crowdnal.objectives import CMM
+from crowdnal.simulation import AbilityLevels, ability_levels
 
 
 def crowd(items: int = 300, annotators: int = 40, seed: int = 0, per_item: float = 5) -> tuple[AbilityLevels, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import crowdnal
 from _tables.labelme import label_data, lite0
 from _tables.training import Data, Network, Recipe, Row, row, train
-from crowdnal.sparse_crowds import sparse_crowd
+from crowdnal.simulation import sparse_crowd
 
 TABLE = "Zhang et al. 2024, Table 1 and Figure 4, on digits"
 TRAIN = 1200

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import crowdnal
 from _tables.training import CLEAN, Data, Row, row
-from crowdnal._extras import require
-from crowdnal.abilities import ability_levels, perturbed_confusions
+from crowdnal._utils.extras import require
 from crowdnal.metrics import accuracy, confusion_divergence, empirical_confusion
+from crowdnal.simulation import ability_levels, perturbed_confusions
 
 SETUP_1, COST, LABELME = (
     f"Mena & Ñanculef 2019, {name}" for name in ("Table 2 (setup 1)", "Figure 3", "Table 3 (LabelMe)")

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import crowdnal
 from _tables.methods import Method, options, wanted
 from _tables.training import Data, Network, Recipe, Row, both, row
+from crowdnal.train import TrainConfig
 from crowdnal.train import features as features_module
-from crowdnal.train.config import TrainConfig, available_cores
+from crowdnal.train.config import available_cores
 from crowdnal.train.data import transforms
 from crowdnal.train.weights import create_model, weights_digest
 

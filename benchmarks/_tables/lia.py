@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import crowdnal
 from _tables.training import Row, row
 from crowdnal import LIA, LIAML, Annotations
-from crowdnal._layers import MLP
+from crowdnal._utils.layers import MLP
 from crowdnal.multilabel import TagClassifier, from_label_sets
 
 TASKS = {"cause": "CAUSES", "treat": "TREATS"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from crowdnal.attach import CrowdModel
 from crowdnal.ccc.step import Meta, Scope, head_of
 from crowdnal.confusion import FreeConfusion
-from crowdnal.datasets import CrowdDataset
-from crowdnal.objectives.crowd_layer import CrowdLayer
+from crowdnal.data import CrowdDataset
+from crowdnal.objectives import CrowdLayer
+from crowdnal.training import CrowdModel
 
 
 def check_models(model_a: Any, model_b: Any, scope: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from crowdnal._extras import require
+from crowdnal._utils.extras import require
 
 
 def cluster(weight: Tensor, num_groups: int, seed: int) -> Tensor:

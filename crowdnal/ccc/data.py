@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from crowdnal.attach import evaluating
-from crowdnal.datasets import CrowdDataset
+from crowdnal.data import CrowdDataset
+from crowdnal.training import evaluating
 
 MetaBatch = tuple[Tensor, Tensor]
 

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from crowdnal import reference
-from crowdnal.annotations import Annotations
 from crowdnal.ccc.passes import RandomState, Weights, at_least_float32, logits_at, probabilities
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, mix, mix_annotators
-from crowdnal.functional._reduction import reduction_weights
+from crowdnal.functional.reduction import reduction_weights
 
 # of sqrt(eps): on a resnet18 with batch normalisation, in float32, V is then within 0.3 % of the exact one; curvature
 # makes it 6 % at 1

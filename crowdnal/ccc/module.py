@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crowdnal.annotations import Annotations
-from crowdnal.attach import CrowdModel
 from crowdnal.ccc.checks import check_data, check_models, check_options
 from crowdnal.ccc.clustering import cluster
 from crowdnal.ccc.data import Items
 from crowdnal.ccc.meta_sets import MetaSets
 from crowdnal.ccc.passes import at_least_float32
 from crowdnal.ccc.step import CCCOutput, Corrector, Meta, Optimizer, Scope, confusion_of, plain_step
-from crowdnal.datasets import CrowdDataset
+from crowdnal.data import Annotations, CrowdDataset
+from crowdnal.training import CrowdModel
 
 
 class CCC(nn.Module):

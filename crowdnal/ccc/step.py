@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from crowdnal.annotations import Annotations
-from crowdnal.attach import CrowdModel, is_timm
 from crowdnal.ccc.data import MetaBatch
 from crowdnal.ccc.meta_gradient import (
     correction,
@@ -23,7 +21,9 @@ from crowdnal.ccc.meta_gradient import (
 )
 from crowdnal.ccc.passes import RandomState, Weights, kept_random_state
 from crowdnal.confusion import FreeConfusion
+from crowdnal.data import Annotations
 from crowdnal.functional import crowd_cross_entropy
+from crowdnal.training import CrowdModel, is_timm
 
 Scope = Literal["all", "head"]
 Meta = Literal["auto", "exact", "finite_difference"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from crowdnal.objectives._history import Round
-from crowdnal.objectives._rounds import RoundsObjective
-from crowdnal.objectives.base import Objective, Predict
+from crowdnal.objectives._bases.base import Objective, Predict
+from crowdnal.objectives._bases.history import Round
+from crowdnal.objectives._bases.rounds import RoundsObjective
 from crowdnal.objectives.bootstrap import SoftBootstrap
-from crowdnal.objectives.cmm import CMM
-from crowdnal.objectives.conal import CoNAL
-from crowdnal.objectives.conal_em import CoNALEM
+from crowdnal.objectives.cmm.objective import CMM
+from crowdnal.objectives.conal.em import CoNALEM
+from crowdnal.objectives.conal.objective import CoNAL
 from crowdnal.objectives.crowd_layer import CrowdLayer
 from crowdnal.objectives.dl_aggregate import DLAggregate
 from crowdnal.objectives.dl_ds import DLDS
@@ -19,8 +19,8 @@ from crowdnal.objectives.dl_em import DLEM
 from crowdnal.objectives.dl_wc import DLWC
 from crowdnal.objectives.doctor_net import DoctorNet
 from crowdnal.objectives.geocrowdnet import GeoCrowdNet
-from crowdnal.objectives.lia import LIA
-from crowdnal.objectives.lia_ml import LIAML
+from crowdnal.objectives.lia.multilabel import LIAML
+from crowdnal.objectives.lia.objective import LIA
 from crowdnal.objectives.majority import MajorityVote, SoftMajorityVote
 from crowdnal.objectives.max_mig import MaxMIG
 from crowdnal.objectives.mbem import MBEM

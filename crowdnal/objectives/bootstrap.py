@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.objectives._targets import reduce_items
+from crowdnal.objectives._bases.targets import reduce_items
 from crowdnal.objectives.majority import MajorityVote
 
 

@@ -6,11 +6,10 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
-from crowdnal.confusion import FreeConfusion, VectorConfusion
+from crowdnal.confusion import FreeConfusion, LowRankConfusion, VectorConfusion
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.low_rank import LowRankConfusion
-from crowdnal.objectives._confusions import ConfusionObjective, Groups
+from crowdnal.objectives._bases.confusions import ConfusionObjective, Groups
 
 Variant = Literal["MW", "VW", "VB", "VW+B"]
 
@@ -38,7 +37,7 @@ class CrowdLayer(ConfusionObjective):
         groups: ``[R]`` the group of each annotator, 0 to G-1; its members share the matrix (or vectors). Not in the
             paper.
         rank: variant MW with ``W_r = diag(d_r) + U_r V_r`` of this rank (1 to min(C, K)), so that a thousand classes
-            and thousands of annotators fit; :class:`crowdnal.low_rank.LowRankConfusion`. Not in the paper.
+            and thousands of annotators fit; :class:`crowdnal.confusion.LowRankConfusion`. Not in the paper.
             ``confusion()`` still builds ``[R, C, K]``; the loss, ``reliability()`` and ``posterior()`` do not.
         sparse_grad: sparse gradients for W (variant MW, full rank), as
             :func:`crowdnal.functional.crowd_cross_entropy` does; for `torch.optim.SparseAdam` or SGD.

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from crowdnal.aggregation import aggregate, check_method
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, label_counts
-from crowdnal.objectives._counted import CountedObjective
-from crowdnal.objectives._targets import most_probable
+from crowdnal.objectives._bases.counted import CountedObjective
+from crowdnal.objectives._bases.targets import most_probable
 
 
 class DLAggregate(CountedObjective):

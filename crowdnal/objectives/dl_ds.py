@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from crowdnal.dawid_skene import dawid_skene
+from crowdnal.aggregation import dawid_skene
+from crowdnal.aggregation import one_coin as one_coin_dawid_skene
 from crowdnal.functional import Reduction, label_counts
-from crowdnal.objectives._counted import CountedObjective
-from crowdnal.objectives._history import Round
-from crowdnal.objectives._targets import most_probable
-from crowdnal.one_coin import one_coin as one_coin_dawid_skene
+from crowdnal.objectives._bases.counted import CountedObjective
+from crowdnal.objectives._bases.history import Round
+from crowdnal.objectives._bases.targets import most_probable
 
 
 class DLDS(CountedObjective):

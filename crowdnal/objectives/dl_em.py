@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from crowdnal._distributed import num_processes, sum_over_processes
-from crowdnal._em import FLOOR, possible, pseudo_counts_of
-from crowdnal.annotations import Annotations
+from crowdnal._utils.distributed import num_processes, sum_over_processes
+from crowdnal.aggregation import FLOOR, possible, pseudo_counts_of
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_posterior, label_counts
-from crowdnal.objectives._counted import CountedObjective
-from crowdnal.objectives._targets import target_cross_entropy
-from crowdnal.objectives.base import Predict
+from crowdnal.objectives._bases.base import Predict
+from crowdnal.objectives._bases.counted import CountedObjective
+from crowdnal.objectives._bases.targets import target_cross_entropy
 
 
 class DLEM(CountedObjective):

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from crowdnal.aggregation import worker_clustering
 from crowdnal.functional import Reduction
-from crowdnal.objectives._counted import CountedObjective
-from crowdnal.objectives._history import Round
-from crowdnal.objectives._targets import most_probable
-from crowdnal.worker_clustering import worker_clustering
+from crowdnal.objectives._bases.counted import CountedObjective
+from crowdnal.objectives._bases.history import Round
+from crowdnal.objectives._bases.targets import most_probable
 
 
 class DLWC(CountedObjective):

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_cross_entropy
-from crowdnal.objectives._blocks import logsumexp_in_blocks
-from crowdnal.objectives.base import Objective
+from crowdnal.objectives._bases.base import Objective
+from crowdnal.objectives._bases.blocks import logsumexp_in_blocks
 
 Heads = Literal["separate", "residual"]
 

@@ -7,11 +7,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
-from crowdnal.confusion import Normalization, NormalizedConfusion
+from crowdnal.confusion import LowRankMixture, Normalization, NormalizedConfusion
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.low_rank import LowRankMixture
-from crowdnal.objectives._confusions import Groups, MixtureObjective, annotators_in
+from crowdnal.objectives._bases.confusions import Groups, MixtureObjective, annotators_in
 from crowdnal.objectives.trace import Scope
 
 Volume = Literal["F", "W"]

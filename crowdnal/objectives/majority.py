@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.objectives._targets import most_probable, target_cross_entropy
-from crowdnal.objectives.base import Objective
+from crowdnal.objectives._bases.base import Objective
+from crowdnal.objectives._bases.targets import most_probable, target_cross_entropy
 
 
 class MajorityVote(Objective):

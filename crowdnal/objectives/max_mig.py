@@ -8,10 +8,11 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from crowdnal.annotations import Annotations
-from crowdnal.confusion import NormalizedConfusion, vote_log_confusion
+from crowdnal.aggregation import vote_log_confusion
+from crowdnal.confusion import NormalizedConfusion
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_mixture_nll, crowd_posterior, evidence
-from crowdnal.objectives.base import Objective, Predict
+from crowdnal.objectives._bases.base import Objective, Predict
 
 Start = Literal["votes", "identity"]
 

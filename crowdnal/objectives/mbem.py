@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from crowdnal._em import FLOOR, possible
-from crowdnal.annotations import Annotations
+from crowdnal.aggregation import FLOOR, possible
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, label_counts
-from crowdnal.functional._reduction import annotation_weight
-from crowdnal.objectives._counted import CountedObjective
-from crowdnal.objectives._targets import labelled, most_probable
+from crowdnal.functional.segments import annotation_weight
+from crowdnal.objectives._bases.counted import CountedObjective
+from crowdnal.objectives._bases.targets import labelled, most_probable
 
 
 class MBEM(CountedObjective):

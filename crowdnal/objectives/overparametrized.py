@@ -6,10 +6,10 @@ from typing import ClassVar, get_args
 
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
+from crowdnal.confusion import Hidden, StackedConfusion
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.objectives._confusions import ConfusionObjective, Groups
-from crowdnal.stacked_confusion import Hidden, StackedConfusion
+from crowdnal.objectives._bases.confusions import ConfusionObjective, Groups
 
 
 class OverparametrizedCrowdLayer(ConfusionObjective):

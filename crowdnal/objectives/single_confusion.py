@@ -6,11 +6,10 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
-from crowdnal.confusion import Normalization, NormalizedConfusion
+from crowdnal.confusion import LowRankMixture, Normalization, NormalizedConfusion
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.low_rank import LowRankMixture
-from crowdnal.objectives._confusions import MixtureObjective
+from crowdnal.objectives._bases.confusions import MixtureObjective
 
 Regularizer = Literal["trace", "frobenius"]
 
@@ -31,7 +30,7 @@ class SingleConfusion(MixtureObjective):
         regularizer: ``"trace"`` or ``"frobenius"``.
         normalization: ``"softplus"`` or ``"softmax"`` of the stored matrix.
         rank: A = a diagonal plus a mixture of this many label distributions (1 to min(C, K));
-            :class:`crowdnal.low_rank.LowRankMixture` (softmax throughout). Not in the paper.
+            :class:`crowdnal.confusion.LowRankMixture` (softmax throughout). Not in the paper.
     """
 
     name: ClassVar[str] = "single-confusion"

@@ -9,11 +9,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
-from crowdnal.confusion import Normalization, NormalizedConfusion
+from crowdnal.confusion import LowRankMixture, Normalization, NormalizedConfusion
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.low_rank import LowRankMixture
-from crowdnal.objectives._confusions import Groups, MixtureObjective, annotators_in
+from crowdnal.objectives._bases.confusions import Groups, MixtureObjective, annotators_in
 
 Scope = Literal["all", "batch"]
 
@@ -40,7 +39,7 @@ class TraceRegularized(MixtureObjective):
             who label something in the ``"batch"``.
         groups: ``[R]`` the group of each annotator, 0 to G-1; its members share A. Not in the paper.
         rank: ``A_r`` = a diagonal plus a mixture of this many label distributions (1 to min(C, K)), so that a thousand
-            classes and thousands of annotators fit; :class:`crowdnal.low_rank.LowRankMixture` (``normalization`` is
+            classes and thousands of annotators fit; :class:`crowdnal.confusion.LowRankMixture` (``normalization`` is
             then softmax throughout). Not in the paper. ``confusion()`` still builds ``[R, C, K]``; the loss,
             ``reliability()`` and ``posterior()`` do not.
         sparse_grad: sparse gradients for the confusions, as :func:`crowdnal.functional.crowd_mixture_nll` does;

@@ -7,14 +7,14 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from crowdnal.annotations import Annotations
-from crowdnal.confusion import NormalizedConfusion, vote_log_confusion
+from crowdnal.aggregation import vote_log_confusion
+from crowdnal.confusion import NormalizedConfusion
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
-from crowdnal.functional._common import index_of
-from crowdnal.functional._reduction import reduce, rows_of_items
-from crowdnal.functional.evidence import row_products
-from crowdnal.objectives._blocks import logsumexp_in_blocks
-from crowdnal.objectives.base import Objective, Predict
+from crowdnal.functional.reduction import reduce
+from crowdnal.functional.segments import index_of, row_products, rows_of_items
+from crowdnal.objectives._bases.base import Objective, Predict
+from crowdnal.objectives._bases.blocks import logsumexp_in_blocks
 
 Variant = Literal["A", "B"]
 Start = Literal["votes", "identity"]

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
-from crowdnal.functional._reduction import reduce
+from crowdnal.functional.reduction import reduce
 from crowdnal.objectives.doctor_net import DoctorNet, Heads, nothing
 
 

@@ -9,13 +9,12 @@ native kernels never build.
 
 from __future__ import annotations
 
-from crowdnal.reference._terms import compute_dtype, reduce, upstream, widen
-from crowdnal.reference.em_step import em_step
-from crowdnal.reference.evidence import counts, evidence
-from crowdnal.reference.joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
-from crowdnal.reference.mix import mix, mix_annotators, mix_items, select
-from crowdnal.reference.mixture_link import log_sum, mixture_link, mixture_link_backward
-from crowdnal.reference.normalization import (
+from crowdnal.reference._em_step import em_step
+from crowdnal.reference._evidence import counts, evidence
+from crowdnal.reference._joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
+from crowdnal.reference._mix import mix, mix_annotators, mix_items, select
+from crowdnal.reference._mixture_link import log_sum, mixture_link, mixture_link_backward
+from crowdnal.reference._normalization import (
     NONE,
     SOFTMAX,
     SOFTPLUS,
@@ -26,8 +25,9 @@ from crowdnal.reference.normalization import (
     log_confusion_vjp,
     log_confusion_vjp_jvp,
 )
-from crowdnal.reference.pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
-from crowdnal.reference.softmax_link import blend, cross_entropy, residual, softmax_link, softmax_link_backward
+from crowdnal.reference._pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
+from crowdnal.reference._softmax_link import blend, cross_entropy, residual, softmax_link, softmax_link_backward
+from crowdnal.reference._terms import compute_dtype, reduce, upstream, widen
 
 __all__ = [
     "NONE",

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from crowdnal._extras import require
-from crowdnal.annotations import Annotations
+from crowdnal._utils.extras import require
+from crowdnal.data import Annotations
 from crowdnal.train import tables
 from crowdnal.train.config import InputError, TrainConfig
 

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 import numpy as np
 from torch import Tensor
 
-from crowdnal._extras import require
+from crowdnal._utils.extras import require
 
 INK, GRID, BLUE, ORANGE, GREEN, VIOLET = "#1f2933", "#e4e7eb", "#2563a8", "#d9730d", "#2f855a", "#6b46a8"
 _STYLE = {

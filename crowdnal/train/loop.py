@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from crowdnal._extras import require
-from crowdnal.annotations import Annotations
-from crowdnal.attach import CrowdModel
+from crowdnal._utils.extras import require
+from crowdnal.data import Annotations
 from crowdnal.objectives import RoundsObjective
 from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.data import ImageDataset, derive_seed, seed_everything
 from crowdnal.train.files import load_state, save_state
 from crowdnal.train.progress import Reporter
+from crowdnal.training import CrowdModel
 
 CHECKPOINT = "checkpoint.pt"
 SELECTED = "checkpoint-selected.pt"
@@ -99,7 +99,7 @@ class Progress:
 
 
 class Trainer:
-    """Trains a :class:`~crowdnal.attach.CrowdModel` on annotations; one object a run.
+    """Trains a :class:`~crowdnal.CrowdModel` on annotations; one object a run.
 
     Args:
         model: backbone (or the head of a frozen one) with its objective, on the device.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from crowdnal import metrics
-from crowdnal._extras import require
-from crowdnal.annotations import Annotations
+from crowdnal._utils.extras import require
+from crowdnal.data import Annotations
 from crowdnal.objectives import Objective
 from crowdnal.train.data import TrainingData
 from crowdnal.train.files import atomic, write_text

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from crowdnal._extras import require
+from crowdnal._utils.extras import require
 
 
 class Reporter:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from crowdnal._extras import require
+from crowdnal._utils.extras import require
 from crowdnal.train import figures
 from crowdnal.train.data import TrainingData
 from crowdnal.train.outputs import Estimates, majority

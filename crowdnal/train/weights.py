@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crowdnal._extras import require
+from crowdnal._utils.extras import require
 from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.data import derive_seed, seed_everything
 

@@ -1,0 +1,171 @@
+"""One posterior over true classes from annotations alone, by any of many methods: ours, crowd-kit's, snorkel's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crowdnal._utils.extras import require
+from crowdnal.aggregation._dawid_skene import dawid_skene
+from crowdnal.aggregation._mmce import mmce
+from crowdnal.aggregation._one_coin import one_coin
+from crowdnal.aggregation._worker_clustering import worker_clustering
+from crowdnal.data import Annotations
+
+_CROWDKIT, _SNORKEL = ("crowdkit.aggregation", "crowd-kit"), ("snorkel.labeling.model", "snorkel")
+_LIBRARY = {
+    **dict.fromkeys(("glad", "mace", "mmsr", "wawa", "zero-based-skill", "kos"), _CROWDKIT),
+    "label-model": _SNORKEL,
+}
+
+__all__ = ["AGGREGATORS", "aggregate"]
+
+
+def aggregate(annotations: Annotations, method: str, **options: Any) -> Tensor:
+    """Posterior over the true class of every item, from labels alone.
+
+    Args:
+        annotations: the whole data set, any of its items without annotations.
+        method: a key of ``AGGREGATORS``:
+
+            - ``"majority-vote"``: the shares of the (weighted) votes;
+            - ``"dawid-skene"``, ``"one-coin"``, ``"mmce"``, ``"worker-clustering"``: the functions of that name here;
+            - of crowd-kit (``pip install "crowdnal[crowd-kit]"``): ``"glad"`` (Whitehill 2009), ``"mace"`` (Hovy 2013),
+              ``"mmsr"`` (Ma & Olshevsky 2020; softmax of its log-odds weighted votes), ``"wawa"``,
+              ``"zero-based-skill"``, ``"kos"`` (Karger 2014; two classes, gives labels and no probabilities);
+            - of snorkel (``pip install "crowdnal[snorkel]"``): ``"label-model"`` (Ratner 2019).
+        **options: of the function, the crowd-kit class, or for ``"label-model"`` of ``LabelModel.fit`` (``n_epochs``,
+            ``seed``, ...).
+
+    Returns:
+        ``[N, C]`` float64, rows sum to 1. Uniform for an item without annotations, unless the method has a class prior.
+
+    Raises:
+        ValueError: unknown method, or annotations that it cannot take: only ours take weights.
+        ImportError: naming the extra to install.
+    """
+    check_method(method)
+    return AGGREGATORS[method](annotations, options).double()
+
+
+def check_method(method: str) -> None:
+    """Raises what :func:`aggregate` would, for an unknown method or a library that is not there."""
+    if method not in AGGREGATORS:
+        raise ValueError(f"method={method!r} is unknown: use one of {', '.join(AGGREGATORS)}")
+    if method in _LIBRARY:
+        require(*_LIBRARY[method])
+
+
+def _votes(annotations: Annotations, options: dict[str, Any]) -> Tensor:
+    if options:
+        raise ValueError(f"'majority-vote' has no options, got {', '.join(options)}")
+    votes = annotations.votes().double()
+    return _filled(votes)
+
+
+def _filled(scores: Tensor) -> Tensor:
+    """Rows that sum to 1; uniform where all are 0."""
+    total = scores.sum(1, keepdim=True)
+    return torch.where(total > 0, scores / torch.where(total > 0, total, 1.0), 1 / max(scores.shape[1], 1))
+
+
+def _own(function: Callable[..., Any]) -> Callable[[Annotations, dict[str, Any]], Tensor]:
+    return lambda annotations, options: function(annotations, **options).posterior
+
+
+def _refuse_weights(annotations: Annotations, method: str) -> None:
+    if annotations.weight is not None:
+        raise ValueError(f"annotations have weights, which {method!r} cannot use: leave them out")
+
+
+def _crowdkit(name: str, method: str) -> Callable[[Annotations, dict[str, Any]], Tensor]:
+    def run(annotations: Annotations, options: dict[str, Any]) -> Tensor:
+        _refuse_weights(annotations, method)
+        cls = getattr(require(*_CROWDKIT), name)
+        if annotations.num_annotations == 0:
+            return _filled(annotations.votes().double())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the libraries below, on every call
+            return _READ.get(method, _probas)(cls(**options), _frame(annotations), annotations)
+
+    return run
+
+
+def _frame(annotations: Annotations) -> Any:
+    """task, worker, label as numbers, so that ids of any kind come back in our order."""
+    columns = {"task": annotations.item, "worker": annotations.annotator, "label": annotations.label}
+    pandas = require("pandas", extra="crowd-kit")
+    return pandas.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
+
+
+def _probas(model: Any, frame: Any, annotations: Annotations) -> Tensor:
+    sizes = {"index": range(len(annotations)), "columns": range(annotations.num_classes)}
+    table = model.fit_predict_proba(frame).reindex(**sizes, fill_value=0.0)
+    values = torch.from_numpy(table.to_numpy(dtype=float, na_value=0.0).copy())
+    return _filled(values.clamp(min=0)).to(annotations.device)
+
+
+def _weighted_votes(model: Any, frame: Any, annotations: Annotations) -> Tensor:
+    weights = model.fit(frame).skills_.reindex(range(annotations.num_annotators)).to_numpy(dtype=float, na_value=0.0)
+    weight = torch.from_numpy(weights.copy()).to(annotations.device)[annotations.annotator]
+    cell = annotations.item * annotations.num_classes + annotations.label
+    votes = weight.new_zeros(len(annotations) * annotations.num_classes).index_add_(0, cell, weight)
+    return votes.view(len(annotations), -1)
+
+
+def _shares(model: Any, frame: Any, annotations: Annotations) -> Tensor:
+    """From the annotators' skills: crowd-kit 1.4.2 itself fails there beside today's scikit-learn."""
+    return _filled(_weighted_votes(model, frame, annotations).clamp(min=0))
+
+
+def _log_odds(model: Any, frame: Any, annotations: Annotations) -> Tensor:
+    """The skills are log-odds of being right: their sums are the one-coin model's log posterior."""
+    return _weighted_votes(model, frame, annotations).softmax(1)
+
+
+def _labels(model: Any, frame: Any, annotations: Annotations) -> Tensor:
+    found = model.fit_predict(frame).reindex(range(len(annotations)), fill_value=-1)
+    labels = torch.from_numpy(found.to_numpy(dtype=int).copy())
+    known = labels.unsqueeze(1) == torch.arange(annotations.num_classes)
+    return _filled(known.double()).to(annotations.device)
+
+
+_READ: dict[str, Callable[[Any, Any, Annotations], Tensor]] = {
+    "mmsr": _log_odds,
+    "wawa": _shares,
+    "zero-based-skill": _shares,
+    "kos": _labels,
+}
+
+
+def _label_model(annotations: Annotations, options: dict[str, Any]) -> Tensor:
+    _refuse_weights(annotations, "label-model")
+    model = require(*_SNORKEL).LabelModel(cardinality=annotations.num_classes, verbose=False)
+    matrix = annotations.to_dense(missing=-1).cpu().numpy()
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+        model.fit(matrix, **{"seed": 0, "progress_bar": False, **options})
+    probs = torch.from_numpy(model.predict_proba(matrix).copy()).double().to(annotations.device)
+    return torch.where((annotations.counts > 0).unsqueeze(1), probs, 1 / max(annotations.num_classes, 1))
+
+
+AGGREGATORS: dict[str, Callable[[Annotations, dict[str, Any]], Tensor]] = {
+    "majority-vote": _votes,
+    "dawid-skene": _own(dawid_skene),
+    "one-coin": _own(one_coin),
+    "mmce": _own(mmce),
+    "worker-clustering": _own(worker_clustering),
+    "glad": _crowdkit("GLAD", "glad"),
+    "mace": _crowdkit("MACE", "mace"),
+    "mmsr": _crowdkit("MMSR", "mmsr"),
+    "wawa": _crowdkit("Wawa", "wawa"),
+    "zero-based-skill": _crowdkit("ZeroBasedSkill", "zero-based-skill"),
+    "kos": _crowdkit("KOS", "kos"),
+    "label-model": _label_model,
+}
+"""Every method of :func:`aggregate`."""

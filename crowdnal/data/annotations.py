@@ -1,0 +1,399 @@
+"""The one data structure: annotations of items by annotators, in CSR form by item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data._utils.collate import collate as _collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from crowdnal._utils.extras import require
+from crowdnal.data import _readers, _select, _validate
+from crowdnal.data._select import cached, concat, mark_dynamic
+from crowdnal.data._vocabulary import Ids, Vocabulary, decode, restore_vocabulary
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Annotations", "Vocabulary", "as_annotations", "collate", "concat"]
+
+
+class Annotations:
+    """Labels that annotators gave to items: entries ``indptr[i]:indptr[i + 1]`` belong to item ``i``.
+
+    Legal: items without annotations, annotators without annotations, classes nobody used, the same
+    annotator twice on one item, no items at all.
+
+    Args:
+        indptr: ``[B + 1]`` offsets from 0 to nnz, non-decreasing.
+        annotator: ``[nnz]`` integers in ``[0, num_annotators)``.
+        label: ``[nnz]`` integers in ``[0, num_classes)``.
+        num_annotators: R, all annotators of the data set, not only those present here.
+        num_classes: K, the size of the set that labels come from.
+        weight: ``[nnz]`` finite, not negative; None means 1 everywhere.
+        item_id: ``[B]`` row of each item in the full data set; None means ``0 .. B-1``.
+        vocabulary: the original ids, for reports.
+
+    Raises:
+        ValueError: naming the annotation, its item and the fix.
+    """
+
+    indptr: Tensor
+    annotator: Tensor
+    label: Tensor
+    weight: Tensor | None
+    item_id: Tensor | None
+    num_annotators: int
+    num_classes: int
+    vocabulary: Vocabulary | None
+    _item: Tensor | None
+    _order: Tensor | None
+    _touched: Tensor | None
+    _rank: Tensor | None
+
+    def __init__(
+        self,
+        indptr: Any,
+        annotator: Any,
+        label: Any,
+        *,
+        num_annotators: int,
+        num_classes: int,
+        weight: Any = None,
+        item_id: Any = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        tensors = _validate.check_fields(
+            indptr, annotator, label, num_annotators, num_classes, weight, item_id, vocabulary
+        )
+        self._fill((int(num_annotators), int(num_classes)), vocabulary, *tensors)
+
+    def _fill(self, sizes: tuple[int, int], vocabulary: Vocabulary | None, *tensors: Any) -> None:
+        (self.num_annotators, self.num_classes), self.vocabulary = sizes, vocabulary
+        self.indptr, self.annotator, self.label, self.weight, self.item_id = tensors[:5]
+        self._item, self._order, self._touched, self._rank = tensors[5:] or (None,) * 4
+        if not torch.compiler.is_compiling():
+            for tensor in tensors:
+                mark_dynamic(tensor)
+
+    def _like(self, *tensors: Tensor | None) -> Annotations:
+        """The same R, K and ids over other tensors, trusted as they are: no value is read."""
+        new = object.__new__(type(self))
+        new._fill((self.num_annotators, self.num_classes), self.vocabulary, *tensors)
+        return new
+
+    # Reading
+
+    @classmethod
+    def from_long(
+        cls,
+        data: pandas.DataFrame | Mapping[str, Any] | str | PathLike[str],
+        *,
+        task: str = "task",
+        worker: str = "worker",
+        label: str = "label",
+        weight: str | None = None,
+        items: Ids = None,
+        annotators: Ids = None,
+        classes: Ids = None,
+        missing: Any = (),
+    ) -> Annotations:
+        """Read one annotation a row.
+
+        Ids may be anything hashable and are kept in ``vocabulary``. A row whose label is missing (NaN,
+        None, pd.NA, or one of ``missing``) gives no annotation; its task and worker still count. In a CSV
+        file an empty field, ``NaN``, ``nan``, ``NA`` and ``<NA>`` are missing.
+
+        Args:
+            data: DataFrame, path of a CSV file, or mapping of columns.
+            task: column of the item.
+            worker: column of the annotator.
+            label: column of the label.
+            weight: column of the weight, finite and not negative.
+            items: ids of the items in the order wanted, with or without annotations; an int n means
+                ``range(n)``, here and below. Default: those found, in order of first appearance.
+            annotators: ids of all annotators, so that R is the same over several splits. Default: those
+                found, sorted (in order of first appearance where they cannot be compared).
+            classes: ids of all classes. Default: those found, sorted.
+            missing: label or labels that mean "not annotated".
+
+        Raises:
+            ValueError: for an unknown or missing id, naming the row (the first is 0).
+        """
+        new, columns = object.__new__(cls), (task, worker, label, weight)
+        new._fill(*_readers.read_long(data, columns, items, annotators, classes, missing))
+        return new
+
+    @classmethod
+    def from_dense(
+        cls,
+        matrix: Any,
+        *,
+        num_classes: int | None = None,
+        missing: Any = -1,
+        items: Ids = None,
+        annotators: Ids = None,
+        classes: Ids = None,
+    ) -> Annotations:
+        """Read a matrix ``[N, R]`` of labels.
+
+        NaN, None and pd.NA are always missing; ``missing`` adds one value or several, None adds nothing
+        (-1 can then be a class).
+
+        Args:
+            matrix: tensor, array, nested list, or DataFrame: its index and columns are the ids.
+            num_classes: K; labels are 0 to K-1 as they stand. Default: those found are sorted and numbered.
+            missing: label or labels that mean "not annotated".
+            items: ids of the rows; for a DataFrame the items wanted, found by id.
+            annotators: ids of the columns; for a DataFrame all annotators, found by id.
+            classes: ids of all classes, instead of ``num_classes``.
+
+        Raises:
+            ValueError: for a label outside the classes, naming row and column (the first is 0).
+        """
+        new = object.__new__(cls)
+        new._fill(*_readers.read_dense(matrix, num_classes, missing, items, annotators, classes))
+        return new
+
+    @classmethod
+    def from_label_matrix(cls, matrix: Any, *, num_classes: int, abstain: Any = -1) -> Annotations:
+        """Read a weak-supervision label matrix ``[N, R]``, one column a labelling function."""
+        return cls.from_dense(matrix, num_classes=num_classes, missing=abstain)
+
+    # Writing
+
+    def to_long(self) -> pandas.DataFrame:
+        """DataFrame task, worker, label (and weight) with the original ids, items in order."""
+        pd = require("pandas", extra="train")
+        item = self.item if self.item_id is None else self.item_id[self.item]
+        ids = self.vocabulary
+        frame: dict[str, Any] = {
+            "task": decode(item, None if ids is None else ids.items),
+            "worker": decode(self.annotator, None if ids is None else ids.annotators),
+            "label": decode(self.label, None if ids is None else ids.classes),
+        }
+        if self.weight is not None:
+            frame["weight"] = self.weight.detach().cpu().double().numpy()
+        return pd.DataFrame(frame)
+
+    def to_dense(self, missing: int = -1) -> Tensor:
+        """``[B, R]`` int64 matrix of labels, ``missing`` where there is none.
+
+        Raises:
+            ValueError: if an annotator labelled an item twice: a matrix holds one label.
+        """
+        cell = self.item * self.num_annotators + self.annotator
+        ordered, n = torch.sort(cell, stable=True)
+        repeated = ordered.diff() == 0
+        if bool(repeated.any()):
+            raise ValueError(
+                f"{self._describe(int(n[1:][repeated].min()))} has more than one label, and a matrix holds "
+                "one; keep one of them with select(), or use to_long()"
+            )
+        dense = torch.full((self.num_items * self.num_annotators,), missing, device=self.device)
+        dense[cell] = self.label
+        return dense.view(self.num_items, self.num_annotators)
+
+    def votes(self, weighted: bool = True) -> Tensor:
+        """``[B, K]`` number of each label, or its total weight if there are weights and ``weighted``."""
+        size = self.num_items * self.num_classes
+        cell = self.item * self.num_classes + self.label
+        votes = cell.new_zeros(size).scatter_add(0, cell, torch.ones_like(cell))
+        if self.weight is not None and weighted and self.num_annotations > 0:
+            # Unlike scatter_add of floats, a sum in a fixed order on every device.
+            weight = self.weight[torch.argsort(cell, stable=True)]
+            return torch.segment_reduce(weight, "sum", lengths=votes, unsafe=True).view(-1, self.num_classes)
+        dtype = torch.get_default_dtype() if self.weight is None else self.weight.dtype
+        return votes.to(dtype).view(self.num_items, self.num_classes)
+
+    def _describe(self, n: int) -> str:
+        """Item and annotator of annotation n, for messages."""
+        row, annotator = int(self.item[n]), int(self.annotator[n])
+        text = f"item {row}, annotator {annotator}"
+        if self.vocabulary is not None:
+            i = row if self.item_id is None else int(self.item_id[row])
+            text += f" ({self.vocabulary.items[i]!r}, {self.vocabulary.annotators[annotator]!r})"
+        return text
+
+    # Structure
+
+    def __len__(self) -> int:
+        return self.num_items
+
+    def __repr__(self) -> str:
+        return (
+            f"Annotations({self.num_annotations} of {self.num_items} items by {self.num_annotators} "
+            f"annotators, {self.num_classes} classes, {self.device})"
+        )
+
+    @property
+    def num_items(self) -> int:
+        """Number of items, B."""
+        return self.indptr.shape[0] - 1
+
+    @property
+    def num_annotations(self) -> int:
+        """Number of annotations, nnz."""
+        return self.annotator.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where all tensors are."""
+        return self.indptr.device
+
+    @property
+    def counts(self) -> Tensor:
+        """``[B]`` number of annotations of each item."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    @property
+    def item(self) -> Tensor:
+        """``[nnz]`` item of each annotation (cached)."""
+        if self._item is not None:
+            return self._item
+        rows, nnz = torch.arange(self.num_items, device=self.device), self.num_annotations
+        return cached(self, "_item", lambda: torch.repeat_interleave(rows, self.counts, output_size=nnz))
+
+    @property
+    def order(self) -> Tensor:
+        """``[nnz]`` annotations by annotator, stable (cached)."""
+        if self._order is not None:
+            return self._order
+        return cached(self, "_order", lambda: torch.argsort(self.annotator, stable=True))
+
+    @property
+    def touched(self) -> Tensor:
+        """``[T]`` annotators who have annotations here, ascending (cached).
+
+        On a GPU the first call waits for the device, which alone knows T: ``prepare(touched=True)`` before.
+        """
+        if self._touched is not None:
+            return self._touched
+        return cached(self, "_touched", lambda: torch.unique_consecutive(self.annotator[self.order]))
+
+    @property
+    def rank(self) -> Tensor:
+        """``[nnz]`` position of each annotation's annotator in ``touched`` (cached)."""
+        if self._rank is not None:
+            return self._rank
+        return cached(self, "_rank", lambda: torch.searchsorted(self.touched, self.annotator))
+
+    def prepare(self, touched: bool = False) -> Annotations:
+        """Compute what is cached (in a data loader's worker, say); returns self.
+
+        Args:
+            touched: also what losses with ``sparse_grad=True`` use.
+        """
+        _ = self.item, self.order
+        if touched:
+            _ = self.touched, self.rank
+        return self
+
+    # Moves: nothing here reads values in order to validate them
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Annotations:
+        """The annotations, and what is cached, on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Annotations:
+        """In page-locked memory, for copies beside a GPU's work; self where there is no GPU."""
+        if not torch.cuda.is_available() or self.device.type != "cpu":
+            return self
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> Annotations:
+        given = (self.indptr, self.annotator, self.label, self.weight, self.item_id)
+        cached = (self._item, self._order, self._touched, self._rank)
+        return self._like(*(None if tensor is None else move(tensor) for tensor in given + cached))
+
+    def __getitem__(self, index: Any) -> Annotations:
+        """Copies of items, by int, slice, list, integer tensor or boolean mask; ``item_id`` follows.
+
+        On a GPU this waits for the device, which alone knows nnz: index on the CPU, then move.
+        """
+        return _select.pick(self, index)
+
+    def __iter__(self) -> Iterator[Annotations]:
+        return (self[i] for i in range(self.num_items))
+
+    def regroup(self, groups: Tensor, num_groups: int) -> Annotations:
+        """The same labels as if given by ``groups [R]`` (values below ``num_groups``, trusted) of the annotators.
+
+        Shares every tensor but ``annotator``; ids are dropped.
+        """
+        return self.given_by(groups[self.annotator], num_groups)
+
+    def given_by(self, annotator: Tensor, num_annotators: int, order: Tensor | None = None) -> Annotations:
+        """The same labels from ``annotator [nnz]`` (values below ``num_annotators``, and ``order``, trusted)."""
+        new = object.__new__(type(self))
+        given = (self.indptr, annotator, self.label, self.weight, self.item_id)
+        new._fill((num_annotators, self.num_classes), None, *given, self._item, order, None, None)
+        return new
+
+    def each_label(self, num_labels: int) -> Annotations:
+        """Every annotation as an item that its annotator gives every label of ``num_labels``, in order; no weights."""
+        nnz, device = self.num_annotations, self.device
+        step = torch.arange(num_labels, device=device)
+        order = (self.order.unsqueeze(1) * num_labels + step).flatten()
+        item = torch.arange(nnz, device=device).repeat_interleave(num_labels)
+        new = object.__new__(type(self))
+        given = (self.annotator.repeat_interleave(num_labels), step.repeat(nnz), None, None)
+        indptr = torch.arange(nnz + 1, device=device) * num_labels
+        new._fill((self.num_annotators, num_labels), None, indptr, *given, item, order, None, None)
+        return new
+
+    def select(self, mask: Any) -> Annotations:
+        """The annotations where ``mask [nnz]`` is true, with every item."""
+        return _select.select(self, mask)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Compile marks are attributes of the tensor object, and detach() leaves them behind.
+        return {name: v.detach() if isinstance(v, Tensor) else v for name, v in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for value in state.values():
+            mark_dynamic(value)
+
+
+def _collate_annotations(batch: Sequence[Annotations], *, collate_fn_map: Any = None) -> Annotations:
+    return concat(batch).prepare()
+
+
+def collate(batch: Sequence[Any]) -> Any:
+    """A DataLoader's ``collate_fn``: torch's default one, with Annotations concatenated and prepared."""
+    return _collate(batch, collate_fn_map={Annotations: _collate_annotations, **default_collate_fn_map})
+
+
+def as_annotations(
+    targets: Annotations | Tensor, *, num_annotators: int, num_classes: int, missing: int = -1
+) -> Annotations:
+    """Targets of a loss: Annotations pass through, a dense ``[B, R]`` tensor is converted.
+
+    Raises:
+        ValueError: if R or K are not those expected.
+    """
+    if isinstance(targets, Annotations):
+        if targets.num_annotators != num_annotators or targets.num_classes != num_classes:
+            raise ValueError(
+                f"annotations have {targets.num_annotators} annotators and {targets.num_classes} classes, "
+                f"expected are {num_annotators} and {num_classes}; give the objective the sizes of the whole "
+                "data set, or read the annotations with annotators= and classes="
+            )
+        return targets
+    if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.shape[1] != num_annotators:
+        got = list(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+        raise ValueError(
+            f"targets must be Annotations or a tensor [B, {num_annotators}] with {missing} where there is no "
+            f"label, got {got}"
+        )
+    new = Annotations.from_dense(targets, num_classes=num_classes, missing=missing)
+    new.item_id = None
+    return new
+
+
+torch.serialization.add_safe_globals([Annotations, restore_vocabulary])

@@ -1,0 +1,218 @@
+"""The fused losses on `Annotations`: softmax link, mixture link, joint link."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from crowdnal.data import Annotations
+from crowdnal.functional._autograd._function import (
+    Normalization,
+    check_confusion,
+    check_shape,
+    index_of,
+    normalization_kind,
+    promote_beside,
+)
+from crowdnal.functional._autograd.joint_link import JointLink
+from crowdnal.functional._autograd.mixture_link import MixtureLink
+from crowdnal.functional._autograd.softmax_link import SoftmaxLink
+from crowdnal.functional.reduction import Reduction, reduction_weights
+from crowdnal.functional.segments import annotation_weight
+from crowdnal.functional.sparse import compact
+
+
+def crowd_cross_entropy(
+    scores: Tensor,
+    confusion: Tensor,
+    annotations: Annotations,
+    *,
+    shared: Tensor | None = None,
+    mixing: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+    sparse_grad: bool = False,
+) -> Tensor:
+    """Cross-entropy of softmax(h_n) against every observed label: the softmax link.
+
+    h_n = scores_i W_r [+ shared_i], or with `mixing` mixing_n shared_i + (1 - mixing_n) scores_i W_r.
+
+    The link of CrowdLayer (Rodrigues & Pereira 2018, section 4), CoNAL and CCC.
+
+    Args:
+        scores: [B, C], what is mixed (probabilities for CrowdLayer); any floating dtype.
+        confusion: [R, C, K], free weights, `[true, observed]`; float16 and bfloat16 are read as they are stored, summed
+            in float32.
+        annotations: B items, R annotators, labels in 0..K-1.
+        shared: [B, K], added to the scores of all annotations of an item.
+        mixing: [nnz] in 0..1, the share of `shared` in each annotation's scores (CoNAL, Chu et al. 2021, eq. 4).
+        weight: [nnz], not negative; default the annotations' own weight.
+        reduction: "mean" over annotations (weighted: sum(w l) / sum(w)), "sum", "none" ([nnz], times weight), or
+            "item_mean" (mean over the annotated items of each one's weighted mean).
+        sparse_grad: the gradient of confusion is a sparse tensor of the matrices that the batch touched, so that time
+            and memory of a step do not depend on R; for `torch.optim.SparseAdam` or SGD. Not under `torch.compile`.
+
+    Returns:
+        [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
+
+    Raises:
+        ValueError: if shapes do not fit or the reduction is unknown.
+    """
+    check_confusion(confusion, annotations, 2)
+    num_items = annotations.num_items
+    check_shape("scores", scores, num_items, confusion.shape[1], meaning="[num_items, C]")
+    if shared is not None:
+        check_shape("shared", shared, num_items, confusion.shape[2], meaning="[num_items, num_classes]")
+    if mixing is not None:
+        if shared is None:
+            raise ValueError("mixing says how much of shared there is in each annotation: give shared too")
+        check_shape("mixing", mixing, annotations.num_annotations, meaning="[num_annotations]")
+    confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
+    confusion, scores, shared, mixing = promote_beside(confusion, scores, shared, mixing)
+    weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
+    each = reduction == "none"
+    arguments = (
+        scores,
+        confusion,
+        shared,
+        mixing,
+        None if each else weight,
+        *index,
+        annotations.label,
+        mean,
+    )
+    compiling = torch.compiler.is_compiling()
+    loss, nll, _ = torch.ops.crowdnal.softmax_link(*arguments) if compiling else SoftmaxLink.run(*arguments)
+    return (nll if weight is None else nll * weight) if each else loss
+
+
+def crowd_mixture_nll(
+    log_probs: Tensor,
+    confusion: Tensor,
+    annotations: Annotations,
+    *,
+    normalization: Normalization = "softmax",
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+    sparse_grad: bool = False,
+) -> Tensor:
+    """Negative log-likelihood -log sum_k p_i[k] A_r[k, y] of every observed label: the mixture link, in log space.
+
+    The link of trace regularisation (Tanno et al. 2019, eq. 3), CMM and GeoCrowdNet.
+
+    Args:
+        log_probs: [B, C], log-probabilities of the true class (`log_softmax` of the logits).
+        confusion: [R, K, C], **observed label outermost**, stored values; read as for `crowd_cross_entropy`.
+        annotations: B items, R annotators, labels in 0..K-1.
+        normalization: how stored values become A, for each true class over the observed labels: "softmax",
+            "softplus" (softplus divided by its sum), or "none" (they are log A already).
+        weight: [nnz], not negative; default the annotations' own weight.
+        reduction: as for `crowd_cross_entropy`.
+        sparse_grad: as for `crowd_cross_entropy`.
+
+    Returns:
+        [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
+
+    Raises:
+        ValueError: if shapes do not fit, or reduction or normalization are unknown.
+    """
+    kind = normalization_kind(normalization)
+    check_confusion(confusion, annotations, 1)
+    check_shape("log_probs", log_probs, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
+    confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
+    confusion, log_probs = promote_beside(confusion, log_probs)
+    weight, mean = reduction_weights(annotations, weight, reduction, log_probs.dtype)
+    each = reduction == "none"
+    arguments = (
+        log_probs,
+        confusion,
+        None if each else weight,
+        *index,
+        annotations.label,
+        kind,
+        mean,
+    )
+    compiling = torch.compiler.is_compiling()
+    loss, nll, *_ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.run(*arguments)
+    return (nll if weight is None else nll * weight) if each else loss
+
+
+def crowd_marginal_nll(
+    log_prior: Tensor,
+    confusion: Tensor,
+    annotations: Annotations,
+    *,
+    normalization: Normalization = "softmax",
+    weight: Tensor | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+) -> Tensor:
+    """Negative log-likelihood of all labels of an item together, its true class summed out: the joint link.
+
+    -log sum_k prior_i[k] prod_n A_r[k, y_n]^w_n over the annotations n of item i, in log space: the likelihood of
+    Dawid & Skene (1979), and the marginal fine-tuning of Platanios et al. (2020, eq. 9) with a classifier as prior.
+
+    Args:
+        log_prior: [B, C], log-probabilities of the true class (`log_softmax` of the logits); -inf is legal.
+        confusion: [R, K, C], **observed label outermost**, stored values.
+        annotations: B items, R annotators, labels in 0..K-1.
+        normalization: as for `crowd_mixture_nll`.
+        weight: [nnz], not negative; how often a label counts, default the annotations' own weight.
+        reduction: "mean" over annotated items, "sum", or "none" ([B]).
+
+    Returns:
+        [] or [B], float32 at least. An item without annotations has 0 and no gradient; one for which every class is
+        impossible has inf.
+
+    Raises:
+        ValueError: if shapes do not fit, or reduction or normalization are unknown.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
+    loss, nll, *_ = _joint(log_prior, confusion, annotations, normalization, weight, reduction == "mean")
+    return nll if reduction == "none" else loss
+
+
+def crowd_posterior(
+    log_prior: Tensor,
+    confusion: Tensor,
+    annotations: Annotations,
+    *,
+    normalization: Normalization = "softmax",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Posterior over each item's true class under the joint link: the E-step of Dawid & Skene (1979, eq. 2.5).
+
+    Args:
+        log_prior: as for `crowd_marginal_nll`, here and below.
+        confusion: [R, K, C], **observed label outermost**, stored values.
+        annotations: B items, R annotators, labels in 0..K-1.
+        normalization: as for `crowd_mixture_nll`.
+        weight: [nnz].
+
+    Returns:
+        [B, C], rows sum to 1, float32 at least. An item without annotations has its prior; one for which every class
+        is impossible has a row of 0.
+
+    Raises:
+        ValueError: if shapes do not fit or normalization is unknown.
+    """
+    return _joint(log_prior, confusion, annotations, normalization, weight, False)[2]
+
+
+def _joint(
+    log_prior: Tensor,
+    confusion: Tensor,
+    annotations: Annotations,
+    normalization: Normalization,
+    weight: Tensor | None,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    kind = normalization_kind(normalization)
+    check_confusion(confusion, annotations, 1)
+    check_shape("log_prior", log_prior, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
+    confusion, log_prior = promote_beside(confusion, log_prior)
+    weight = annotation_weight(annotations, weight, log_prior.dtype)
+    arguments = (log_prior, confusion, weight, *index_of(annotations), annotations.label, kind, mean)
+    return torch.ops.crowdnal.joint_link(*arguments) if torch.compiler.is_compiling() else JointLink.run(*arguments)

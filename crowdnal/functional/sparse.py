@@ -1,0 +1,45 @@
+"""Sparse gradients of confusions: only the matrices of the batch's annotators, whatever R is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from crowdnal.data import Annotations
+from crowdnal.functional._autograd._function import call
+from crowdnal.functional.segments import Index
+
+
+class _Select(Function):
+    @staticmethod
+    def forward(ctx: Any, confusion: Tensor, annotators: Tensor, distinct: bool) -> Tensor:
+        ctx.save_for_backward(annotators)
+        ctx.size, ctx.distinct = confusion.shape, distinct
+        return call(torch.ops.crowdnal.select.default, confusion, annotators)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (annotators,) = ctx.saved_tensors
+        sparse = torch.sparse_coo_tensor(
+            annotators.unsqueeze(0), grad, ctx.size, check_invariants=False, is_coalesced=ctx.distinct
+        )
+        return sparse, None, None
+
+
+def select(confusion: Tensor, annotators: Tensor, *, distinct: bool = False) -> Tensor:
+    """confusion[annotators] whose gradient is a sparse COO tensor; `distinct`: they are, and ascend."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "sparse_grad=True cannot be compiled: torch.compile knows no sparse gradients. Use sparse_grad=False, or "
+            "compile the backbone alone"
+        )
+    return _Select.apply(confusion, annotators, distinct)
+
+
+def compact(confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Index]:
+    """The matrices of the annotators who are present, and index tensors that count only those."""
+    index = annotations.indptr, annotations.item, annotations.rank, annotations.order
+    return select(confusion, annotations.touched, distinct=True), index

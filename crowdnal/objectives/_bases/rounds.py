@@ -1,0 +1,201 @@
+"""Objectives that work in rounds (EM): each makes new targets from the classifier's predictions of all items."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from crowdnal.aggregation import vote_shares
+from crowdnal.data import Annotations, as_annotations
+from crowdnal.functional import Reduction
+from crowdnal.objectives._bases.base import Objective, Predict
+from crowdnal.objectives._bases.history import Round, from_tensor, to_tensor
+from crowdnal.objectives._bases.item_rows import item_rows, row_table
+from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
+
+CALL = (
+    "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "
+    "after loading a checkpoint, as crowdnal.EMCallback(model, loader) does"
+)
+"""What an error says that comes of a missing start."""
+
+
+class RoundsObjective(Objective):
+    """Base of objectives that keep a distribution over the true class of every item of the training set.
+
+    The first targets are the shares of an item's votes. Before each ``epochs_per_round``-th epoch but the first,
+    ``_round`` replaces them, given the classifier's predictions of the whole training set. A method implements
+    ``_round`` and, for what it knows at the start, ``_start``; the loss is the cross-entropy against the targets.
+
+    Needs ``on_train_start(annotations, predict)``, or ``on_train_resume`` where a checkpoint was loaded, and
+    ``on_epoch_start``: :class:`crowdnal.EMCallback` and ``crowdnal train`` call them. A batch's ``item_id`` are those
+    of the training set (row numbers, where it has none). Under several processes each is given the whole training set
+    and all predictions, and makes the same round.
+
+    The targets are a buffer of the size of the training set: to average weights (EMA), average the backbone.
+
+    Args:
+        epochs_per_round: 1 or more.
+    """
+
+    resizable: ClassVar[tuple[str, ...]] = ("targets",)
+    """Buffers whose first size a checkpoint decides."""
+
+    targets: Tensor
+    _row_of: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None = None,
+        reduction: Reduction = "mean",
+        epochs_per_round: int = 1,
+    ) -> None:
+        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        if type(epochs_per_round) is not int or epochs_per_round < 1:
+            raise ValueError(f"epochs_per_round={epochs_per_round!r} must be an integer, 1 or more")
+        self.epochs_per_round = epochs_per_round
+        self.history: list[Round] = []
+        self.register_buffer("targets", torch.zeros(0, num_classes))
+        self.register_buffer("_row_of", None, persistent=False)
+        self._annotations: Annotations | None = None
+        self._predict: Predict | None = None
+        self._loaded = False
+
+    # Hooks
+
+    def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
+        """Makes the first targets, or keeps those that a checkpoint brought since the last start."""
+        if annotations is None:
+            return
+        if self._loaded:
+            self.on_train_resume(annotations, predict)
+            return
+        self._remember(annotations, predict)
+        self.history = []
+        with torch.no_grad():
+            self._start()
+
+    def on_train_resume(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
+        """Goes on with the targets that a checkpoint brought.
+
+        Raises:
+            ValueError: they are of another number of items.
+        """
+        if annotations is None:
+            return
+        if len(self.targets) != len(annotations):
+            raise ValueError(
+                f"annotations has {len(annotations)} items but the targets in use are of {len(self.targets)}: resume "
+                "with the training set of the checkpoint, or make a new objective for another one"
+            )
+        self._remember(annotations, predict)
+        self._loaded = False
+
+    def on_epoch_start(self, epoch: int) -> None:
+        """Makes a round where one is due."""
+        if not self._due(epoch):
+            return
+        if self._annotations is None or self._predict is None:
+            raise RuntimeError(f"{type(self).__name__} needs all annotations and predictions in every round: {CALL}")
+        started = time.perf_counter()
+        with torch.no_grad():
+            logits, features = self._predict()
+            self._annotations = self._annotations.to(logits.device)
+            logits, annotations = self._inputs(logits, self._annotations, features)
+            likelihood = self._round(logits, annotations, features)
+        number = self.history[-1].round + 1 if self.history else 1
+        self.history.append(Round(number, epoch, float(likelihood), time.perf_counter() - started))
+
+    def _due(self, epoch: int) -> bool:
+        return epoch > 0 and epoch % self.epochs_per_round == 0
+
+    # For methods
+
+    def _start(self) -> None:
+        """Sets the first targets: ``self._annotations`` is there."""
+        assert self._annotations is not None
+        self._set_targets(vote_shares(self._annotations, self.num_classes))
+
+    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> float | Tensor:
+        """A round: sets the targets anew.
+
+        Args:
+            logits: ``[N, C]`` of all items, float32 at least.
+            annotations: of all items, on the logits' device.
+            features: ``[N, D]`` where the objective needs them.
+
+        Returns:
+            The log-likelihood of the annotations, before anything of the annotators' model is changed.
+        """
+        raise NotImplementedError
+
+    def _set_targets(self, targets: Tensor) -> None:
+        if self.targets.shape != targets.shape:
+            self.targets = torch.empty_like(targets, dtype=self.targets.dtype, device=self.targets.device)
+        self.targets.copy_(targets)  # in place: a captured CUDA graph reads where it did
+
+    def _rows(self, annotations: Annotations) -> Tensor:
+        """``[B, C]`` targets of the items of a batch.
+
+        Raises:
+            ValueError: naming the item that the training set does not have.
+            RuntimeError: there are no targets yet.
+        """
+        items = len(self.targets)
+        if items == 0 and len(annotations) > 0:
+            raise RuntimeError(f"{type(self).__name__} has no targets yet: {CALL}")
+        if annotations.item_id is None:
+            if len(annotations) not in (0, items):
+                raise ValueError(
+                    f"annotations have no item_id and {len(annotations)} items, but the training set has {items}: take "
+                    "batches of Annotations (annotations[rows], or a CrowdDataset), which know whose targets are theirs"
+                )
+            return self.targets[: len(annotations)]
+        return self.targets[item_rows(annotations.item_id, self._row_of, items)]
+
+    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        targets = self._rows(annotations).to(logits.dtype)
+        counted = self._informed(annotations).unsqueeze(1)
+        return target_cross_entropy(logits, targets.where(counted, 0.0), self.reduction)
+
+    def _informed(self, annotations: Annotations) -> Tensor:
+        """``[B]`` whether the targets of an item say more than the classifier does: it has labels."""
+        return labelled(annotations)
+
+    # State
+
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
+        sizes = {"num_annotators": self.num_annotators, "num_classes": self.num_labels}
+        annotations = as_annotations(annotations, **sizes).to(self.targets.device).prepare()
+        self._row_of = row_table(annotations.item_id)
+        self._annotations, self._predict = annotations, predict
+
+    def get_extra_state(self) -> Tensor:
+        """The history."""
+        return to_tensor(self.history)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Takes up the history."""
+        self.history = from_tensor(state)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self.resizable:
+            given, own = state_dict.get(prefix + name), getattr(self, name)
+            if isinstance(given, Tensor) and given.shape[1:] == own.shape[1:] and given.shape != own.shape:
+                setattr(self, name, own.new_empty(given.shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._loaded = len(state_dict.get(prefix + "targets", ())) > 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the run: a copy (a pickle) has the targets, and is told its training set anew."""
+        return {**self.__dict__, "_annotations": None, "_predict": None}
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        return f"{super().extra_repr()}, epochs_per_round={self.epochs_per_round}"

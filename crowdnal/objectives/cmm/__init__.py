@@ -1,0 +1,1 @@
+"""CMM: groups of annotations share a confusion."""

@@ -1,0 +1,200 @@
+"""CMM: Mena & Ñanculef, Revisiting ML from Crowds: a Mixture Model for Grouping Annotations, CIARP 2019."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from crowdnal.aggregation import vote_shares
+from crowdnal.data import Annotations
+from crowdnal.functional import Reduction
+from crowdnal.objectives._bases.base import Objective, Predict
+from crowdnal.objectives._bases.rounds import RoundsObjective
+from crowdnal.objectives.cmm.em import Expected, expect, expect_annotators, label_cells, maximise
+from crowdnal.objectives.cmm.grouped import GroupedObjective
+from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, starting_counts
+from crowdnal.objectives.cmm.mixture import GroupMixture
+
+Training = Literal["em", "gradient"]
+Setting = Literal["individual", "global"]
+Grouped = Literal["annotations", "annotators"]
+Gate = Literal["constant", "features"]
+
+
+class CMM(GroupedObjective):
+    """Each label comes from one of M groups: ``p(y=j|x) = Σ_m α_m Σ_k β^m[k, j] f_k(x)``, f the classifier.
+
+    Parameters (M·C·K, hence no ``rank``) and cost do not depend on the number of annotators, who need not even be
+    known. ``training="em"`` works in rounds (E-step and closed forms, equations 4 to 7); in between the classifier is
+    trained on the expected number of an item's labels for each class, so that an item counts as often as it was
+    labelled. ``training="gradient"`` minimises ``-log p(y|x)`` end to end (not in the paper); hooks are optional,
+    ``on_train_start`` brings the start from K-means.
+
+    **What is identified.** The likelihood depends on the mean confusion ``Σ_m α_m β^m`` alone: the classifier learns
+    what it could with a single confusion, and how that one is divided among the groups is decided by the start, K-means
+    of the labels. ``grouped="annotators"`` (not in the paper) takes all labels of an annotator to come from one group,
+    which does identify the groups if annotators give several labels each.
+
+    Where the authors' code differs: its K-means takes all pairs of item and label; its rounds also go on until the
+    confusions change by less than the tolerance. The published numbers have one epoch of Adam a round (never reset),
+    batches of 64, ``smoothing=1, tolerance=0.03``, at most 50 rounds, and the best of 20 restarts
+    (:func:`crowdnal.best_of_restarts`); Individual and Global differ only in what is measured.
+
+    Args:
+        num_groups: M.
+        training: ``"em"`` (needs K = C) or ``"gradient"``.
+        setting: ``"individual"``: annotators are known, ``confusion()`` and ``log_likelihood`` mix the groups by each
+            one's posterior (``β_a = Σ_m p(m|a) β^m``, section 3.4), which every round makes anew; before the first, and
+            in the ``"global"`` setting, by α.
+        grouped: what belongs to a group, each of the ``"annotations"`` or of the ``"annotators"`` (EM only).
+        gate: ``"constant"``, or ``"features"``: ``α(x) = softmax(log α + W x)``, a mixture of experts that starts at
+            W = 0; gradient form only.
+        smoothing: pseudo-count for every group and cell, 0 or more; 0 is equation 6, and never lowers the likelihood.
+        max_rounds: 1 or more.
+        tolerance: no more rounds, and :attr:`converged` (a loop may end), once the log-likelihood changes by less than
+            this part of it.
+        seed: of K-means.
+        feature_dim: D, for the gate. None: told by ``attach``, or read off the first batch.
+        epochs_per_round: 1 or more.
+    """
+
+    name: ClassVar[str] = "cmm"
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None = None,
+        reduction: Reduction = "mean",
+        num_groups: int = 3,
+        training: Training = "em",
+        setting: Setting = "individual",
+        grouped: Grouped = "annotations",
+        gate: Gate = "constant",
+        smoothing: float = 1.0,
+        max_rounds: int = 50,
+        tolerance: float = 1e-5,
+        seed: int = 0,
+        feature_dim: int | None = None,
+        epochs_per_round: int = 1,
+    ) -> None:
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round
+        )
+        _check(
+            {"training": (training, Training), "setting": (setting, Setting), "grouped": (grouped, Grouped),
+             "gate": (gate, Gate)}, {"num_groups": num_groups, "max_rounds": max_rounds},
+            {"smoothing": smoothing, "tolerance": tolerance},
+        )  # fmt: skip
+        if training == "em":
+            self._needs_square("CMM(training='em')")
+            if gate == "features":
+                raise ValueError("gate='features' has no closed form: use training='gradient'")
+        if grouped == "annotators" and (training == "gradient" or setting == "global"):
+            raise ValueError(
+                "grouped='annotators' needs all labels of known annotators at once: use training='em' and "
+                "setting='individual'"
+            )
+        self.form: Training = training
+        self.setting: Setting = setting
+        self.grouped: Grouped = grouped
+        self.smoothing, self.max_rounds, self.tolerance, self.seed = smoothing, max_rounds, tolerance, seed
+        self.needs_features = gate == "features"
+        self.mixture = GroupMixture(
+            num_groups, num_classes, self.num_labels, trained=training == "gradient", gated=self.needs_features,
+            feature_dim=feature_dim,
+        )  # fmt: skip
+        self.register_buffer("membership", torch.zeros(0, num_groups))
+        self._cells: Annotations | None = None  # of the run's annotations
+
+    @property
+    def converged(self) -> bool:
+        """Whether the last round of EM changed the log-likelihood by less than the tolerance."""
+        if self.form == "gradient" or len(self.history) < 2:
+            return False
+        before, now = (made.log_likelihood for made in self.history[-2:])
+        return abs(now - before) <= self.tolerance * abs(before)
+
+    def on_train_resume(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
+        """Goes on with what a checkpoint brought."""
+        if self.form == "em":
+            super().on_train_resume(annotations, predict)
+        elif annotations is not None:  # there are no targets
+            self._remember(annotations, predict)
+
+    def _due(self, epoch: int) -> bool:
+        if self.form == "gradient":  # a round only tells who belongs where
+            return super()._due(epoch) and self._predict is not None and self.setting == "individual"
+        return super()._due(epoch) and len(self.history) < self.max_rounds and not self.converged
+
+    def _start(self) -> None:
+        a = self._annotations
+        if a is None or self.num_labels != self.num_classes:
+            return
+        shares, groups = vote_shares(a, self.num_classes), self.mixture.weights().shape[0]
+        if self.grouped == "annotators":
+            mine = cluster_annotators(a, shares, groups, self.seed)[a.annotator]
+        else:
+            a = self._cells_on(a.device)
+            mine = cluster_labels(a, shares, groups, self.seed)
+        self.membership = self.membership[:0]
+        self._take(starting_counts(a, shares, mine, groups))
+
+    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        logits = logits.double()
+        if self.form == "gradient":
+            likelihood = -self._nll(logits, annotations, features, annotations.weight, "sum")
+        else:
+            model = self.mixture.log_alpha.double(), self.mixture.log_beta.double()
+            if self.grouped == "annotators":
+                found = expect_annotators(logits.log_softmax(1), *model, annotations)
+            else:
+                found = expect(logits.log_softmax(1), *model, self._cells_on(logits.device))
+            likelihood = found.log_likelihood
+            self._take(found)
+        if self.setting == "individual":
+            self.membership = self.group_posteriors(logits, annotations, features).to(self.membership)
+        return likelihood
+
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
+        super()._remember(annotations, predict)
+        self._cells = None
+
+    def _cells_on(self, device: torch.device) -> Annotations:
+        assert self._annotations is not None
+        cells = label_cells(self._annotations) if self._cells is None else self._cells
+        self._cells = cells.to(device)
+        return self._cells
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the run."""
+        return {**super().__getstate__(), "_cells": None}
+
+    def _take(self, found: Expected) -> None:
+        self.mixture.set(*maximise(found, self.smoothing))
+        if self.form == "em":
+            self._set_targets(found.targets)
+
+    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        return (RoundsObjective if self.form == "em" else Objective)._loss(self, logits, annotations, features)
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        words = f"training={self.form!r}, setting={self.setting!r}, grouped={self.grouped!r}"
+        return f"{super().extra_repr()}, {words}, smoothing={self.smoothing}"
+
+
+def _check(words: dict[str, tuple[str, Any]], integers: dict[str, int], amounts: dict[str, float]) -> None:
+    for option, (value, known) in words.items():
+        if value not in get_args(known):
+            raise ValueError(f"{option}={value!r} is unknown: use one of {', '.join(get_args(known))}")
+    for option, number in integers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{option}={number!r} must be an integer, 1 or more")
+    for option, amount in amounts.items():
+        if not 0 <= amount < math.inf:
+            raise ValueError(f"{option}={amount!r} must be finite and not negative")

@@ -1,0 +1,197 @@
+"""CoNAL: Chu, Ma & Wang, Learning from Crowds by Modeling Common Confusions, AAAI 2021."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from crowdnal.aggregation import posterior_of_evidence
+from crowdnal.confusion import FreeConfusion, LowRankConfusion, eye, whole
+from crowdnal.data import Annotations
+from crowdnal.functional import Reduction, crowd_cross_entropy
+from crowdnal.functional.reduction import reduce
+from crowdnal.functional.segments import gather_rows
+from crowdnal.objectives._bases.confusions import ConfusionObjective, Groups, annotators_in
+from crowdnal.objectives.conal.noise_source import NoiseSource
+from crowdnal.objectives.trace import Scope
+
+Mixing = Literal["logits", "probabilities"]
+START = 2.0  # times the identity
+
+
+class CoNAL(ConfusionObjective):
+    """Each label comes from a confusion that all annotators share, with probability ω, or from its annotator's own.
+
+    With class probabilities p, the common matrix W_g and the annotator's W_r, all 2I at the start::
+
+        mixing="logits"         softmax(ω p W_g + (1 - ω) p W_r)          the authors' code and published numbers
+        mixing="probabilities"  ω softmax(p W_g) + (1 - ω) softmax(p W_r)  the paper
+
+    ω = sigmoid(u_r · v_i) for every annotation: u_r a normalised linear map of the annotator's features or identity,
+    v_i of the item's features (two linear layers with nothing between, as in the authors' code; the paper has one).
+    As long as all matrices are equal, ω makes no difference and has no gradient: that comes with the second step.
+    ``separation_weight`` times ``Σ_r ‖W_r - W_g‖`` (Frobenius, not squared) is *subtracted* from the loss.
+
+    The published numbers: features are the raw input (here the input of the classifier's last layer, unless
+    ``attach(features=...)`` says otherwise), Adam with learning rate 0.01, on LabelMe the defaults, on Music
+    ``embedding_dim=80, normalize_items=False``; the epoch was chosen on clean labels.
+
+    Adam makes full steps of a gradient however small: under ``scope="all"`` the matrix of an annotator without labels
+    moves away from the common one for as long as training lasts; under ``"batch"`` it stays at the start.
+
+    Args:
+        mixing: see above.
+        embedding_dim: of u and v, 1 or more.
+        hidden_dim: between the two layers of v, 1 or more.
+        normalize_items: normalise v too, which keeps ω within 0.27 to 0.73.
+        separation_weight: 0 or more.
+        scope: the sum is over ``"all"`` annotators, once a batch (the paper; the cost of a step grows with R), or over
+            those who label something in the ``"batch"``.
+        feature_dim: D of the items' features; None: told by ``attach``, or read off the first batch (make that before
+            ``DistributedDataParallel`` or ``torch.compile``).
+        annotator_features: ``[R, F]``, known facts about annotators; None: their identity.
+        groups: ``[R]`` the group of each annotator, 0 to G-1; its members share W_r, but not ω.
+        rank: ``W_r = diag(d_r) + U_r V_r`` of this rank (1 to min(C, K)), so that a thousand classes and thousands of
+            annotators fit; :class:`crowdnal.confusion.LowRankConfusion`. Not in the paper. ``confusion()`` still builds
+            ``[R, C, K]``; the loss, ``reliability()`` and ``posterior()`` do not.
+        sparse_grad: sparse gradients for what belongs to an annotator (its matrix and embedding), as
+            :func:`crowdnal.functional.crowd_cross_entropy` does; needs ``scope="batch"`` (or ``separation_weight=0``)
+            and `torch.optim.SparseAdam` or SGD.
+    """
+
+    name: ClassVar[str] = "conal"
+    needs_features = True
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None = None,
+        reduction: Reduction = "mean",
+        mixing: Mixing = "logits",
+        embedding_dim: int = 20,
+        hidden_dim: int = 128,
+        normalize_items: bool = True,
+        separation_weight: float = 1e-5,
+        scope: Scope = "all",
+        feature_dim: int | None = None,
+        annotator_features: Tensor | None = None,
+        groups: Groups | None = None,
+        rank: int | None = None,
+        sparse_grad: bool = False,
+    ) -> None:
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=groups, rank=rank
+        )
+        if mixing not in get_args(Mixing):
+            raise ValueError(f"mixing={mixing!r} is unknown: use 'logits' or 'probabilities'")
+        if scope not in get_args(Scope):
+            raise ValueError(f"scope={scope!r} is unknown: use 'all' or 'batch'")
+        if not separation_weight >= 0:
+            raise ValueError(f"separation_weight={separation_weight!r} must be 0 or more: the distance is maximised")
+        if sparse_grad and scope == "all" and separation_weight > 0:
+            raise ValueError(
+                "sparse_grad=True needs scope='batch': the distances of all annotators have a dense gradient"
+            )
+        self.mixing: Mixing = mixing
+        self.separation_weight = separation_weight
+        self.scope: Scope = scope
+        if sparse_grad and rank is not None:
+            raise ValueError(f"sparse_grad=True is for full matrices: leave it out with rank={rank}")
+        self.annotators: FreeConfusion | LowRankConfusion
+        sizes = self.num_matrices, num_classes, self.num_labels
+        if rank is None:
+            self.annotators = FreeConfusion(*sizes, scale=START, sparse_grad=sparse_grad)
+        else:
+            self.annotators = LowRankConfusion(*sizes, scale=START, rank=rank)
+        self.common = nn.Parameter(START * eye(num_classes, self.num_labels))
+        self.source = NoiseSource(
+            num_annotators, feature_dim, embedding_dim, hidden_dim, normalize_items, annotator_features, sparse_grad
+        )
+
+    def set_feature_dim(self, feature_dim: int) -> None:
+        """D of the items' features."""
+        self.source.set_feature_dim(feature_dim)
+
+    def confusion(self) -> Tensor:
+        """``[R, C, K]``: the individual ones, softmax of W_r for a classifier that is certain of class k."""
+        return super().confusion()
+
+    def common_confusion(self) -> Tensor:
+        """``[C, K]``, detached: the common one, row = true class, rows sum to 1."""
+        return whole(self.common).softmax(-1)
+
+    @torch.no_grad()
+    def per_annotation_source(self, annotations: Annotations | Tensor, features: Tensor) -> Tensor:
+        """ω ``[nnz]``: the probability of each annotation to come from the common confusion, whatever its label."""
+        # of the annotations' size, so that features that do not fit are what is complained about
+        logits = torch.zeros(len(annotations), self.num_classes, device=annotations.device)
+        logits, annotations = self._inputs(logits, annotations, features)
+        with torch.autocast(logits.device.type, enabled=False):
+            return self.source(features.to(logits.dtype), annotations).sigmoid()
+
+    def penalty(self, annotations: Annotations) -> Tensor | None:
+        """``-separation_weight · Σ_r ‖W_r - W_g‖``."""
+        if self.separation_weight == 0:
+            return None
+        if self.scope == "all":
+            return -self.separation_weight * self._of_annotators(self.annotators.distances(self.common)).sum()
+        chosen, present = annotators_in(annotations)
+        distances = self.annotators.distances(self.common, self._matrix_of(chosen))
+        return -self.separation_weight * (distances * present).sum()
+
+    def _nll(
+        self,
+        logits: Tensor,
+        annotations: Annotations,
+        features: Tensor | None,
+        weight: Tensor | None,
+        reduction: Reduction,
+    ) -> Tensor:
+        assert features is not None  # the base has seen to it
+        scores, common = logits.softmax(-1), self.common.to(logits.dtype)
+        source = self.source(features.to(logits.dtype), annotations)
+        individual = partial(self.annotators.nll, scores, self._by_matrix(annotations))
+        return self._mixed(individual, scores @ common, source, annotations, weight, reduction)
+
+    def _mixed(
+        self,
+        individual: Callable[..., Tensor],
+        shared: Tensor,
+        source: Tensor,
+        annotations: Annotations,
+        weight: Tensor | None,
+        reduction: Reduction,
+    ) -> Tensor:
+        """Cross-entropy of the labels from the scores [B, K] of the common confusion and what the individual gives."""
+        if self.mixing == "logits":
+            return individual(weight=weight, reduction=reduction, shared=shared, mixing=source.sigmoid())
+        alone = -individual(weight=torch.ones_like(source), reduction="none")
+        every = torch.arange(annotations.num_annotations, device=shared.device)
+        together = gather_rows(shared.log_softmax(-1), annotations.item, every)
+        together = together.gather(1, annotations.label[:, None])[:, 0]
+        likelihood = torch.logaddexp(F.logsigmoid(source) + together, F.logsigmoid(-source) + alone)
+        return reduce(-likelihood, annotations, weight, reduction)
+
+    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        assert features is not None
+        source = self.source(features.to(logits.dtype), annotations)
+        common, owners = whole(self.common).to(logits.dtype), self._by_matrix(annotations)
+        certain, ones = logits.new_ones(annotations.num_items, 1), torch.ones_like(source)
+        # one class after the other: a row of every matrix, nothing larger than [nnz, C + K]
+        nll = []
+        for k in range(self.num_classes):
+            individual = partial(crowd_cross_entropy, certain, self.annotators.row(k).to(logits.dtype), owners)
+            nll.append(self._mixed(individual, certain @ common[k : k + 1], source, annotations, ones, "none"))
+        return posterior_of_evidence(logits.log_softmax(-1), -torch.stack(nll, 1), annotations)
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        options = f"separation_weight={self.separation_weight}, scope={self.scope!r}"
+        return f"{super().extra_repr()}, mixing={self.mixing!r}, {options}"

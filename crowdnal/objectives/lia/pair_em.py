@@ -1,0 +1,213 @@
+"""EM and marginal fine-tuning with a confusion for every pair of item and annotator: what LIA and LIA-ML share."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from crowdnal.data import Annotations
+from crowdnal.functional import Reduction, segment_sum
+from crowdnal.functional.segments import gather_rows
+from crowdnal.objectives._bases.base import Predict
+from crowdnal.objectives._bases.rounds import CALL, RoundsObjective
+from crowdnal.objectives._bases.targets import labelled
+from crowdnal.objectives.lia.modules import BLOCK_NUMBERS, REFERENCES, PairModel, spaced
+
+Finetune = Literal["item", "annotation", "none"]
+
+
+class PairEM(RoundsObjective):
+    """Base of LIA and LIA-ML, whose ``self.pairs`` gives ``log Q_n[k, y_n]`` of every annotation.
+
+    The arguments are those of :class:`crowdnal.objectives.LIA`.
+    """
+
+    pairs: PairModel
+    references: Tensor
+    reference_targets: Tensor
+    _labels_of: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        num_labels: int | None,
+        reduction: Reduction,
+        epochs_per_round: int,
+        rounds: int,
+        finetune: Finetune,
+        use_prior: bool,
+        prior: float,
+    ) -> None:
+        super().__init__(
+            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round
+        )
+        if type(rounds) is not int or rounds < 0:
+            raise ValueError(f"rounds={rounds!r} must be an integer, 0 or more")
+        if finetune not in get_args(Finetune):
+            raise ValueError(f"finetune={finetune!r} is unknown: use one of {', '.join(get_args(Finetune))}")
+        if rounds == 0 and finetune == "none":
+            raise ValueError("rounds=0 with finetune='none' leaves nothing to train: give one round or more")
+        if not 0 <= prior < math.inf:
+            raise ValueError(f"prior={prior!r} must be a finite number, 0 or more")
+        self.rounds = rounds
+        self.finetune: Finetune = finetune
+        self.use_prior = use_prior
+        self.prior = prior
+        self.marginal = rounds == 0
+        self.register_buffer("references", torch.zeros(0, 0))
+        self.register_buffer("reference_targets", torch.zeros(0, 1, num_classes))
+        self.register_buffer("_labels_of", None, persistent=False)
+
+    @property
+    def em_epochs(self) -> int:
+        """Epochs before fine-tuning begins."""
+        return self.rounds * self.epochs_per_round
+
+    def set_feature_dim(self, feature_dim: int) -> None:
+        """D of the instances' features."""
+        if self.pairs.instances is None:
+            self.pairs.set_feature_dim(feature_dim)
+
+    def on_epoch_start(self, epoch: int) -> None:
+        """Makes a round where one is due; fine-tuning begins with epoch ``em_epochs``."""
+        super().on_epoch_start(epoch)
+        self.marginal = self.finetune != "none" and epoch >= self.em_epochs
+
+    def confusion(self) -> Tensor:
+        """``[R, C, K]``, the same instances for everyone: row k is the mean over those of class k in the training set.
+
+        That is of up to 128 of it, weighted by ``targets``. Their features are those of the last round (before the
+        first: an instance whose features are all 0). Several tags count the same.
+        """
+        return self._confusion().mean(1)
+
+    @torch.no_grad()
+    def with_annotators(self, new: int | Tensor) -> Self:
+        """A copy that knows further annotators, numbered from R on, without any of their labels.
+
+        Their labels then count in :meth:`posterior`, and training can go on with them.
+
+        Args:
+            new: features ``[M, F]`` of the new ones, or, where annotators have embeddings, their number: each gets the
+                mean of all embeddings.
+        """
+        other = copy.deepcopy(self)
+        other.num_annotators += other.pairs.annotators.extend(new)
+        other._labels_of = None  # training is told all annotations anew
+        return other
+
+    def _confusion(self) -> Tensor:
+        """``[R, tags, C, K]``."""
+        return self.pairs.confusion(self.references, self.reference_targets)
+
+    def _due(self, epoch: int) -> bool:
+        # the marginal likelihood from the start needs no rounds: it makes them only where it can
+        return super()._due(epoch) and (self.rounds > 0 or self._predict is not None)
+
+    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        classes, labels, latents = self.pairs.shape
+        step = max(1, BLOCK_NUMBERS // (classes * labels * latents))
+        total, targets = torch.zeros((), dtype=torch.float64, device=logits.device), []
+        for first in range(0, len(logits), step):
+            rows = slice(first, first + step)
+            some = annotations if step >= len(logits) else annotations[rows]
+            log_h, evidence = self._log_joint(logits[rows], some, None if features is None else features[rows])
+            total += (log_h + evidence).logsumexp(1).where(labelled(some), 0.0).double().sum()
+            targets.append(self._truth(log_h, evidence, some))
+        self._set_targets(torch.cat(targets) if targets else self.targets)
+        self._keep_references(annotations, features)
+        return total
+
+    def _keep_references(self, annotations: Annotations, features: Tensor | None) -> None:
+        """The instances for which confusions are shown, and the targets of all their tags."""
+        ids, num_tags = self.pairs.item_ids(annotations), self.pairs.num_tags
+        instances, of = torch.unique(ids // num_tags, return_inverse=True)
+        chosen = spaced(len(instances), REFERENCES).to(of.device)
+        targets = self.targets.new_ones(len(instances), num_tags, self.num_classes)
+        targets[of, ids % num_tags] = self.targets
+        self.reference_targets = targets[chosen]
+        if self.pairs.instances is not None:
+            self.references = self.pairs.instances[instances[chosen]].to(self.references)
+        elif features is not None:
+            first = torch.argsort(of, stable=True)[torch.searchsorted(of.sort().values, chosen)]
+            self.references = features.flatten(1)[first].to(self.references)
+
+    def _log_joint(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> tuple[Tensor, Tensor]:
+        """log h and what the labels say ``Σ_r w_r log Q[k, y_r]``, both ``[B, C]``."""
+        log_q = self._weighted(self.pairs(annotations, features, logits.dtype), annotations)
+        return logits.log_softmax(-1), segment_sum(log_q, annotations)
+
+    def _truth(self, log_h: Tensor, evidence: Tensor, annotations: Annotations) -> Tensor:
+        """The E-step: ``[B, C]``, h where there are no labels."""
+        if self.use_prior:
+            return (log_h + evidence).softmax(-1)
+        return evidence.where(labelled(annotations).unsqueeze(1), log_h).softmax(-1)
+
+    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        counted = labelled(annotations)
+        logits = logits.where(counted.unsqueeze(1), 0.0)  # what does not count may be anything
+        if self.marginal and self.finetune == "annotation":
+            likelihood = self._each(logits, annotations, features).unsqueeze(1)
+            each = -segment_sum(self._weighted(likelihood, annotations), annotations).squeeze(1)
+        else:
+            joint = sum(self._log_joint(logits, annotations, features), logits.new_zeros(()))
+            if self.marginal:
+                each = -joint.logsumexp(-1)
+            else:
+                targets = self._rows(annotations).to(joint.dtype)
+                each = -(targets * joint).where(targets > 0, 0.0).sum(-1)
+        if self.prior > 0:
+            each = each + segment_sum(self._penalty(annotations, logits.dtype).unsqueeze(1), annotations).squeeze(1)
+        each = each.where(counted, 0.0)
+        if self.reduction == "none":
+            return each
+        return each.sum() if self.reduction == "sum" else each.sum() / counted.sum().clamp(min=1)
+
+    def _penalty(self, annotations: Annotations, dtype: torch.dtype) -> Tensor:
+        """``[nnz]`` an annotator's share of the prior: over an epoch, each one's counts once, whatever the batches."""
+        if self._labels_of is None:
+            raise RuntimeError(f"prior={self.prior} needs to know how many labels annotators gave: {CALL}")
+        labels = self._labels_of[annotations.annotator].clamp(min=1)
+        return self.prior / 2 * self.pairs.spread(annotations, dtype) / labels
+
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
+        super()._remember(annotations, predict)
+        assert self._annotations is not None
+        given = self._annotations.annotator
+        self._labels_of = torch.zeros(self.num_annotators, dtype=given.dtype, device=given.device).index_add(
+            0, given, torch.ones_like(given)
+        )
+
+    def _each(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        """``log Σ_k h_k Q_n[k, y_n]`` ``[nnz]``."""
+        every = torch.arange(annotations.num_annotations, device=logits.device)
+        log_h = gather_rows(logits.log_softmax(-1), annotations.item, every)
+        return (log_h + self.pairs(annotations, features, logits.dtype)).logsumexp(-1)
+
+    def _weighted(self, values: Tensor, annotations: Annotations) -> Tensor:
+        """``[nnz, ...]`` times the weights of the annotations."""
+        return values if annotations.weight is None else values * annotations.weight.to(values.dtype).unsqueeze(1)
+
+    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        return self._each(logits, annotations, features)
+
+    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+        return self._truth(*self._log_joint(logits, annotations, features), annotations)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in ("references", "reference_targets"):
+            given, own = state_dict.get(prefix + name), getattr(self, name)
+            if isinstance(given, Tensor) and given.dim() == own.dim():
+                setattr(self, name, own.new_empty(given.shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """What ``print(objective)`` adds."""
+        own = f"rounds={self.rounds}, finetune={self.finetune!r}, use_prior={self.use_prior}, prior={self.prior}"
+        return f"{super().extra_repr()}, {own}"

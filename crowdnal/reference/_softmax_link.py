@@ -1,0 +1,88 @@
+"""Softmax link: cross-entropy of softmax(scores_i W_r + shared_i)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from crowdnal.reference._mix import mix, mix_annotators, mix_items
+from crowdnal.reference._terms import reduce, upstream
+
+
+def residual(probs: Tensor, label: Tensor) -> Tensor:
+    """d nll / d h = softmax(h) - onehot(label), [nnz, K]."""
+    return probs - (label.unsqueeze(1) == torch.arange(probs.shape[1], device=probs.device)).to(probs.dtype)
+
+
+def cross_entropy(h: Tensor, weight: Tensor | None, label: Tensor, mean: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss [], nll [nnz], probs [nnz, K]) of scores h [nnz, K]."""
+    log_probs = F.log_softmax(h, dim=1)
+    nll = -log_probs.gather(1, label.unsqueeze(1)).squeeze(1)
+    return reduce(nll, weight, mean), nll, log_probs.exp()
+
+
+def softmax_link(
+    scores: Tensor,
+    confusion: Tensor,
+    shared: Tensor | None,
+    mixing: Tensor | None,
+    weight: Tensor | None,
+    indptr: Tensor,
+    item: Tensor,
+    annotator: Tensor,
+    order: Tensor,
+    label: Tensor,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of softmax(h_n), h_n = scores_i W_r + shared_i, or mixing_n shared_i + (1 - mixing_n) scores_i W_r.
+
+    Returns:
+        loss [] = sum of weight x nll (divided by nnz if `mean`), nll [nnz], probs [nnz, K] (not differentiable).
+    """
+    h = mix(scores, confusion, indptr, item, annotator, order)
+    return cross_entropy(blend(h, shared, mixing, item), weight, label, mean)
+
+
+def blend(h: Tensor, shared: Tensor | None, mixing: Tensor | None, item: Tensor) -> Tensor:
+    """h [nnz, K] with the shared term [B, K] added, or mixed in by mixing [nnz]."""
+    if shared is None:
+        return h
+    return h + shared[item] if mixing is None else h + mixing.unsqueeze(1) * (shared[item] - h)
+
+
+def softmax_link_backward(
+    grad_loss: Tensor | None,
+    grad_nll: Tensor | None,
+    scores: Tensor,
+    confusion: Tensor,
+    shared: Tensor | None,
+    mixing: Tensor | None,
+    weight: Tensor | None,
+    indptr: Tensor,
+    item: Tensor,
+    annotator: Tensor,
+    order: Tensor,
+    label: Tensor,
+    probs: Tensor,
+    mean: bool,
+    need_scores: bool,
+    need_confusion: bool,
+    need_shared: bool,
+    need_mixing: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `softmax_link` for scores, confusion, shared and mixing; what is not needed has 0 rows."""
+    index = (indptr, item, annotator, order)
+    g = upstream(grad_loss, grad_nll, weight, probs, mean).unsqueeze(1) * residual(probs, label)
+    dscores, dconfusion = scores.new_zeros(0, scores.shape[1]), scores.new_zeros(0, *confusion.shape[1:])
+    dshared, dmixing = g.new_zeros(indptr.shape[0] - 1 if need_shared else 0, g.shape[1]), g.new_zeros(0)
+    own = g if mixing is None else (1 - mixing).unsqueeze(1) * g
+    if need_scores:
+        dscores = mix_items(own, confusion, *index)
+    if need_confusion:
+        dconfusion = mix_annotators(scores, own, *index, confusion.shape[0])
+    if need_shared:
+        dshared = dshared.index_add(0, item, g if mixing is None else mixing.unsqueeze(1) * g)
+    if need_mixing and shared is not None:
+        dmixing = (g * (shared[item] - mix(scores, confusion, *index))).sum(1)
+    return dscores, dconfusion, dshared, dmixing

@@ -1,0 +1,322 @@
+"""One training run from files to files."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import crowdnal
+from crowdnal import objectives
+from crowdnal.data import Annotations
+from crowdnal.train import data as data_module
+from crowdnal.train import features as features_module
+from crowdnal.train import outputs
+from crowdnal.train.config import InputError, TrainConfig, parse_options
+from crowdnal.train.data import ImageDataset, TrainingData, derive_seed, seed_everything
+from crowdnal.train.files import load_state, remove_leftovers, write_json
+from crowdnal.train.loop import (
+    CHECKPOINT,
+    SELECTED,
+    FeatureInputs,
+    ImageInputs,
+    Inputs,
+    Progress,
+    Trainer,
+    check_optimizer,
+)
+from crowdnal.train.progress import Reporter, Stopwatch
+from crowdnal.train.report import render
+from crowdnal.train.weights import create_model, weights_digest
+from crowdnal.training import CrowdModel, attach
+
+RUN = "run.json"
+
+
+class Interrupted(Exception):  # noqa: N818  (it is no error)
+    """The user stopped a run; the message has the command that goes on with it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found: the content of ``metrics.json``, the estimates behind the tables, and the folder."""
+
+    out: Path
+    metrics: dict[str, Any]
+    estimates: outputs.Estimates
+    data: TrainingData
+    model: nn.Module
+    objective: objectives.Objective
+
+
+def run(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None = None) -> Result:
+    """Train, and write model, tables and report to ``config.out``.
+
+    Args:
+        config: the arguments; defaults are filled in.
+        resume: go on with the run in ``config.out``, which must have the same arguments.
+        reporter: where progress goes; default standard output.
+
+    Raises:
+        InputError: something given is wrong. An ``out`` that holds a run already is left as it is.
+        Interrupted: by Ctrl-C, after which ``resume`` goes on.
+    """
+    reporter = reporter or Reporter()
+    given, config = config, config.resolved()
+    kind = _objective_class(config)
+    options = parse_options(kind, config.options)
+    recorded = _open(config, resume)
+    loaded = _input_errors(data_module.load, config)
+    if recorded is not None and recorded["data"] != loaded.fingerprint:
+        raise InputError(f"--resume: the files of annotations, labels or images changed since {config.out} was begun")
+    seed_everything(derive_seed(config.seed, "objective"))
+    objective = _input_errors(kind, len(loaded.classes), loaded.annotations.num_annotators, **options)
+    seed_everything(derive_seed(config.seed, "model"))
+    model, origin = create_model(config, len(loaded.classes))
+    session = _Session(config, given, loaded, objective, model, origin, reporter, Stopwatch())
+    check_optimizer(str(config.optimizer))
+    session.describe()
+    if recorded is None:
+        _record(config, loaded)
+    else:
+        remove_leftovers(config.out)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads or threads)
+    try:
+        trainer = session.trainer(session.prepare())
+        if resume:
+            trainer.resume()
+        with session.watch("training"):
+            progress = trainer.fit()
+        with session.watch("report"):
+            return session.finish(trainer, progress)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; go on with: {given.command(resume=True)}") from None
+    except InputError:
+        if not (config.out / CHECKPOINT).exists():  # nothing to resume: let the mended command begin again
+            (config.out / RUN).unlink(missing_ok=True)
+        raise
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass
+class _Session:
+    """The parts of one run, handed from step to step."""
+
+    config: TrainConfig
+    given: TrainConfig
+    data: TrainingData
+    objective: objectives.Objective
+    model: Any
+    origin: str
+    reporter: Reporter
+    watch: Stopwatch
+
+    def describe(self) -> None:
+        a, config = self.data.annotations, self.config
+        annotated = int((a.counts > 0).sum())
+        self.reporter.say(
+            f"{a.num_annotations} labels by {a.num_annotators} annotators on {annotated} of {a.num_items} images, "
+            f"{len(self.data.classes)} classes"
+        )
+        parts = sum(p.numel() for p in self.model.parameters()) / 1e6
+        frozen = ", backbone frozen" if config.freeze_backbone else ""
+        self.reporter.say(f"{config.model} ({parts:.1f} M parameters{frozen}), {self.origin}, on {config.device}")
+        if self.origin == "random weights" and config.freeze_backbone:
+            self.reporter.say("note: frozen random weights make poor features; give --weights or --pretrained")
+        overlap = set(self.data.test.files) & {
+            file for file, count in zip(self.data.images.files, a.counts.tolist(), strict=True) if count
+        }
+        if overlap:
+            self.reporter.say(f"note: {len(overlap)} test images are also trained on, {min(overlap).name} for one")
+
+    def prepare(self) -> tuple[nn.Module, Inputs, tuple[int, ...]]:
+        """What is trained, where its input comes from, and the size of an image."""
+        config, model = self.config, self.model
+        evaluate, train, data_config, mode = data_module.transforms(model, config.image_size, config.augment)
+        size = tuple(data_config["input_size"])
+        sets = {"images": self.data.images.files, "test": self.data.test.files}
+        if not config.freeze_backbone:
+            datasets = {name: ImageDataset(files, evaluate, mode) for name, files in sets.items()}
+            images = ImageInputs(ImageDataset(sets["images"], train, mode), datasets, config)
+            model.to(device=config.device, memory_format=torch.channels_last)
+            return model, images, size
+        head = features_module.frozen_head(model, float(config.drop_rate or 0), config.model, size)
+        with self.watch("features"):
+            features = {name: self._features(name, files, evaluate, mode) for name, files in sets.items() if len(files)}
+        self.objective.set_feature_dim(features["images"].shape[1])
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        for parameter in head.parameters():
+            parameter.requires_grad_(True)
+        return head.to(str(config.device)), FeatureInputs(features, str(config.device)), size
+
+    def _features(self, name: str, files: tuple[Path, ...], transform: Any, mode: str) -> Tensor:
+        config = self.config
+        folder = config.feature_cache or config.out / "features"
+        device = str(config.device)
+        key = features_module.cache_key(files, config.model, weights_digest(self.model), transform, device, config.amp)
+        what = "features" if name == "images" else "test features"
+
+        def compute() -> Tensor:
+            with self.reporter.track(what, len(files)) as track:
+                return features_module.extract(
+                    self.model, files, transform, mode, device=device, workers=config.workers or 0,
+                    amp=config.amp, advance=track.advance,
+                )  # fmt: skip
+
+        features, cached = features_module.cached_features(files, folder, key, compute)
+        if cached:
+            self.reporter.say(f"{what} of {len(files)} images from {folder}")
+        return features
+
+    def trainer(self, prepared: tuple[nn.Module, Inputs, tuple[int, ...]]) -> Trainer:
+        module, inputs, self.input_size = prepared
+        identity = nn.Identity() if self.config.freeze_backbone else None
+        model = attach(module, self.objective, features=identity).to(str(self.config.device))
+        train, heldout = split(self.data.annotations, self.config.holdout, self.config.seed)
+        return Trainer(model, inputs, train, heldout, self.data.test.truth, self.config, self.config.out, self.reporter)
+
+    def finish(self, trainer: Trainer, progress: Progress) -> Result:
+        """Predict everything once more and write it all down."""
+        config, out = self.config, self.config.out
+        logits, features = trainer.predict("images", torch.arange(len(self.data.images)))
+        test_logits, _ = trainer.predict("test", torch.arange(len(self.data.test)))
+        estimates = outputs.estimate(self.objective, logits, features, self.data.annotations, test_logits)
+        outputs.write_tables(out, self.data, estimates, progress.history)
+        selected_accuracy = None
+        if progress.selected_epoch is not None:
+            selected_accuracy = progress.history[progress.selected_epoch - 1]["test_accuracy"]
+            self._save_selected(trainer.model)
+        outputs.save_model(out, self.model, self.objective, self.data.classes, self.input_size)
+        if self.objective.predicts:
+            self.reporter.say(
+                f"note: model.safetensors is the classifier alone; {config.objective} predicts with "
+                "objective.safetensors on its features"
+            )
+        a = self.data.annotations
+        found: dict[str, Any] = {
+            "crowdnal": crowdnal.__version__,
+            "command": self.given.command(),
+            "model": config.model,
+            "weights": self.origin,
+            "objective": repr(self.objective),
+            "arguments": config.to_dict(),
+            "device": _device_name(str(config.device)),
+            "backend": crowdnal.backend(),
+            "num_images": a.num_items,
+            "num_annotated": int((a.counts > 0).sum()),
+            "num_annotators": a.num_annotators,
+            "num_annotations": a.num_annotations,
+            "num_heldout": 0 if trainer.heldout is None else trainer.heldout.num_annotations,
+            "num_test": len(self.data.test),
+            "classes": list(self.data.classes),
+            "epochs": progress.epoch,
+            "train_loss": progress.history[-1]["train_loss"],
+            "selected_epoch": progress.selected_epoch,
+            "selected_heldout_log_likelihood": progress.selected_value,
+            "selected_test_accuracy": selected_accuracy,
+            **outputs.measure(self.data, estimates),
+            "seconds": {phase: round(seconds, 2) for phase, seconds in self.watch.seconds.items()},
+        }
+        write_json(out / "metrics.json", found)
+        outputs.write_report(out, render(found, self.data, estimates, progress.history))
+        self.model.eval()
+        result = Result(out, found, estimates, self.data, self.model, self.objective)
+        _summary(self.reporter, result)
+        return result
+
+    def _save_selected(self, model: CrowdModel) -> None:
+        last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.load_state_dict(load_state(self.config.out / SELECTED)["model"])
+        folder = self.config.out / "model_selected"
+        outputs.save_model(folder, self.model, self.objective, self.data.classes, self.input_size)
+        model.load_state_dict(last)
+
+
+def split(annotations: Annotations, holdout: float, seed: int) -> tuple[Annotations, Annotations | None]:
+    """Annotations to train on, and the share kept out of training (None for 0); all items stay in both."""
+    if holdout == 0:
+        return annotations, None
+    count = round(holdout * annotations.num_annotations)
+    if not 0 < count < annotations.num_annotations:
+        raise InputError(f"--holdout {holdout} of {annotations.num_annotations} labels leaves one side empty")
+    generator = torch.Generator().manual_seed(derive_seed(seed, "holdout"))
+    kept = torch.ones(annotations.num_annotations, dtype=torch.bool)
+    kept[torch.randperm(annotations.num_annotations, generator=generator)[:count]] = False
+    return annotations.select(kept), annotations.select(~kept)
+
+
+def _objective_class(config: TrainConfig) -> type[objectives.Objective]:
+    known = objectives.OBJECTIVES
+    if config.objective not in known:
+        raise InputError(f"--objective {config.objective!r} is unknown: use one of {', '.join(known)}")
+    return known[config.objective]
+
+
+def _input_errors(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Call with what the user gave: a ValueError is about that."""
+    try:
+        return function(*arguments, **options)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _open(config: TrainConfig, resume: bool) -> Mapping[str, Any] | None:
+    """The record of the run in ``out`` if it is to be resumed; refuses to touch what is there otherwise."""
+    out, path = config.out, config.out / RUN
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file: give a folder")
+    if resume:
+        if not path.is_file():
+            raise InputError(f"--resume: {out} holds no run; leave --resume out to begin one")
+        recorded: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        difference = config.difference(recorded["arguments"])
+        if difference is not None:
+            raise InputError(f"--resume: {out} was begun with other arguments. {difference}")
+        return recorded
+    if path.exists():
+        raise InputError(f"--out {out} holds a run already: add --resume to go on with it, or give another folder")
+    taken = [name for name in (*outputs.MODEL_FILES, *outputs.TABLE_FILES, CHECKPOINT) if (out / name).exists()]
+    if taken:
+        raise InputError(f"--out {out} has a {taken[0]} that would be overwritten: give another folder")
+    return None
+
+
+def _record(config: TrainConfig, data: TrainingData) -> None:
+    config.out.mkdir(parents=True, exist_ok=True)
+    record = {"crowdnal": crowdnal.__version__, "arguments": config.to_dict(), "data": data.fingerprint}
+    write_json(config.out / RUN, record)
+
+
+def _device_name(device: str) -> str:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device} ({platform.processor() or platform.machine()})"
+
+
+def _summary(reporter: Reporter, result: Result) -> None:
+    found, out = result.metrics, result.out
+    if "test_accuracy" in found:
+        reporter.say(f"test accuracy {found['test_accuracy']:.4f} (last epoch, {found['num_test']} images)")
+    if found["selected_epoch"] is not None:
+        text = f"held-out annotations choose epoch {found['selected_epoch']}"
+        if found["selected_test_accuracy"] is not None:
+            text += f", test accuracy {found['selected_test_accuracy']:.4f}"
+        reporter.say(f"{text}: {out / 'model_selected'}")
+    if "truth" in found:
+        truth = found["truth"]
+        reporter.say(
+            f"accuracy on {truth['items']} annotated images: labels.csv {truth['label_accuracy']:.4f}, "
+            f"classifier alone {truth['model_accuracy']:.4f}, majority vote {truth['majority_vote_accuracy']:.4f}"
+        )
+    reporter.say(f"model      {out / 'model.safetensors'}  timm.create_model('local-dir:{out}', pretrained=True)")
+    for name in ("annotators.csv", "labels.csv", "history.csv", "metrics.json", "report.html"):
+        reporter.say(f"{name.split('.')[0]:<10} {out / name}")

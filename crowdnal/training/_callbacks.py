@@ -1,0 +1,168 @@
+"""What an objective needs of a training loop beside its loss: the hooks, and predictions of the whole training set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from crowdnal._utils.distributed import num_processes, sum_over_processes
+from crowdnal.data import Annotations, concat
+from crowdnal.objectives import Round
+from crowdnal.objectives._bases.item_rows import item_rows, row_table
+from crowdnal.training._model import CrowdModel, evaluating
+
+__all__ = ["EMCallback"]
+
+
+class EMCallback:
+    """Calls the hooks of an objective in a plain loop; those of EM, which work in rounds, and all others.
+
+        callback = crowdnal.EMCallback(model, loader)
+        for epoch in range(epochs):
+            callback.on_epoch_start(epoch)
+            ...  # train
+            callback.on_epoch_end(epoch)
+
+    A resumed run begins with its own epoch number, after ``model.load_state_dict``.
+
+    Under several processes the loader of each may give its share of the items (``DistributedSampler``); together they
+    give all of them, and every process gets the predictions of all. Predicting neither moves the random state of the
+    CPU nor the model; a loader with a ``generator`` of its own moves that one.
+
+    Args:
+        model: what :func:`crowdnal.attach` returned; compiled or in ``DistributedDataParallel`` too.
+        loader: gives batches ``(images, annotations)`` of every item of the training set once, in any order: without
+            augmentation and with ``drop_last=False``. It may be the loader that trains, if that is so.
+        annotations: of the training set. Default: those of the loader's ``CrowdDataset``, or else what a pass over the
+            loader gives.
+        amp: autocast dtype of the predictions, None for none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Iterable[Any],
+        annotations: Annotations | None = None,
+        *,
+        amp: torch.dtype | None = None,
+    ) -> None:
+        while not isinstance(model, CrowdModel):
+            inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+            if not isinstance(inner, nn.Module):
+                raise TypeError(f"model is {type(model).__name__} but must be what crowdnal.attach returned")
+            model = inner
+        self.model = model
+        self.loader = loader
+        self.amp = amp
+        self._annotations = annotations
+        self._row_of: Tensor | None = None
+        self._begun = False
+
+    @property
+    def history(self) -> list[Round]:
+        """What each round reported, its log-likelihood for one; empty where the objective has no rounds."""
+        return list(getattr(self.model.objective, "history", []))
+
+    @property
+    def annotations(self) -> Annotations:
+        """Of the training set."""
+        if self._annotations is None:
+            found = getattr(getattr(self.loader, "dataset", None), "annotations", None)
+            self._annotations = found if isinstance(found, Annotations) else self._collected()
+        return self._annotations
+
+    def on_epoch_start(self, epoch: int) -> None:
+        """Call before every epoch, 0 the first."""
+        objective = self.model.objective
+        if not self._begun:
+            self._row_of = row_table(self.annotations.item_id)
+            begin = objective.on_train_start if epoch == 0 else objective.on_train_resume
+            begin(self.annotations, self.predict)
+            self._begun = True
+        objective.on_epoch_start(epoch)
+
+    def on_epoch_end(self, epoch: int) -> None:
+        """Call after every epoch."""
+        self.model.objective.on_epoch_end(epoch)
+
+    @torch.no_grad()
+    def predict(self) -> tuple[Tensor, Tensor | None]:
+        """Logits ``[N, C]`` and features of the training set in its order, in evaluation mode, float32 at least.
+
+        Raises:
+            ValueError: the loader leaves items out, or gives one that the training set does not have.
+        """
+        size, device = len(self.annotations), _device(self.model)
+        seen = torch.zeros(size, device=device)
+        sums: list[Tensor] = []
+        with torch.random.fork_rng(devices=[]), evaluating(self.model):
+            for images, annotations in map(_pair, self.loader):
+                with torch.autocast(device.type, self.amp, enabled=self.amp is not None):
+                    logits, features = self.model.logits_and_features(_to(images, device))
+                    given = [self.model.objective.predict(logits, features)]
+                given += [] if features is None else [features]
+                rows = item_rows(_ids(annotations, size), self._row_of, size).to(device)
+                seen[rows] = 1.0
+                if not sums:
+                    kinds = [torch.promote_types(part.dtype, torch.float32) for part in given]
+                    pairs = zip(given, kinds, strict=True)
+                    sums = [torch.zeros(size, part.shape[1], dtype=kind, device=device) for part, kind in pairs]
+                for total, part in zip(sums, given, strict=True):
+                    total.index_copy_(0, rows, part.to(total))
+        return self._together(sums, seen)
+
+    def _together(self, sums: list[Tensor], seen: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the processes know, each of its own items; several may know of the same."""
+        known = sum_over_processes(seen)
+        if bool((known == 0).any()):
+            row = int((known == 0).nonzero()[0, 0])
+            raise ValueError(
+                f"loader gave {int((known > 0).sum())} of the {len(known)} items of the training set, item {row} not: "
+                "predictions of all are needed, so give a loader of the whole set with drop_last=False"
+            )
+        if not sums:
+            return torch.zeros(0, self.model.objective.num_classes, device=seen.device), None
+        logits, *features = [sum_over_processes(total) / known.unsqueeze(1).to(total.dtype) for total in sums]
+        return logits, features[0] if features else None
+
+    def _collected(self) -> Annotations:
+        if num_processes() > 1:
+            raise ValueError("loader has no CrowdDataset: give annotations= of the whole training set to each process")
+        with torch.random.fork_rng(devices=[]):
+            every = concat([annotations.to("cpu") for _, annotations in map(_pair, self.loader)])
+        if every.item_id is None:
+            raise ValueError("the loader's annotations have no item_id: give annotations= of the training set")
+        return every[torch.argsort(every.item_id)]
+
+
+def _pair(batch: Any) -> tuple[Any, Annotations]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Annotations):
+        return batch[0], batch[1]
+    raise ValueError(
+        f"loader gave a {type(batch).__name__} that is no (images, annotations): use a CrowdDataset with "
+        "collate_fn=crowdnal.collate"
+    )
+
+
+def _ids(annotations: Annotations, size: int) -> Tensor:
+    if annotations.item_id is not None:
+        return annotations.item_id.cpu()
+    if len(annotations) == size:
+        return torch.arange(size)
+    raise ValueError(
+        f"a batch of {len(annotations)} items has no item_id: take batches of Annotations (annotations[rows]), which "
+        "know the items' places"
+    )
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _to(images: Any, device: torch.device) -> Any:
+    """Tensors in tuples, lists and mappings too."""
+    return tree_map(lambda part: part.to(device) if hasattr(part, "to") else part, images)
