@@ -65,7 +65,7 @@ def embedded(p: Problem) -> Candidate:
 
 def ours_sparse(p: Problem) -> Candidate:
     call = partial(crowd_cross_entropy, sparse_grad=True)
-    p.annotations.prepare(touched=True)
+    p.annotations.prepare(active=True)
     return Candidate(call, (*p.leaves, p.annotations), p.leaves, lambda g: [g[0], g[1].to_dense()])
 
 

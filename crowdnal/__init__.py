@@ -45,7 +45,7 @@ from crowdnal.objectives import (
     WeightedDoctorNet,
 )
 from crowdnal.ops import backend
-from crowdnal.training import CrowdModel, CrowdOutput, EMCallback, Restarts, attach, best_of_restarts
+from crowdnal.training import CrowdModel, CrowdOutput, EMCallback, ObjectiveCallback, Restarts, attach, best_of_restarts
 
 __version__ = "0.1.0"
 
@@ -76,6 +76,7 @@ __all__ = [
     "MajorityVote",
     "MaxMIG",
     "Objective",
+    "ObjectiveCallback",
     "OverparametrizedCrowdLayer",
     "Restarts",
     "SingleConfusion",

@@ -60,7 +60,7 @@ def loop(model: crowdnal.CrowdModel, data: Any, epochs: int = 3) -> Iterator[Ten
     """Trains, and gives all weights."""
     loader = DataLoader(data, batch_size=10, collate_fn=crowdnal.collate)
     model.double()
-    callback = crowdnal.EMCallback(model, loader)
+    callback = crowdnal.ObjectiveCallback(model, loader)
     callback.on_epoch_start(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for epoch in range(epochs):

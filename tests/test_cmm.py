@@ -18,7 +18,7 @@ from two_levels import crowd, points, train
 
 import crowdnal
 from crowdnal import Annotations
-from crowdnal.aggregation import vote_shares
+from crowdnal.aggregation import vote_proportions
 from crowdnal.objectives import CMM
 from crowdnal.objectives.cmm.em import label_cells, maximise
 from crowdnal.objectives.cmm.init import cluster_labels, starting_counts
@@ -142,7 +142,7 @@ def test_a_round_is_an_e_step_and_an_m_step() -> None:
     a, objective = made.annotations, CMM(3, 40, smoothing=0.5)
     objective.on_train_start(a, lambda: (table, None))
     assert torch.equal(objective.targets, a.votes()) and objective.history == []
-    cells, shares = label_cells(a), vote_shares(a, 3)
+    cells, shares = label_cells(a), vote_proportions(a, 3)
     groups = cluster_labels(cells, shares, 3, 0)
     alpha, beta = (v.exp() for v in maximise(starting_counts(cells, shares, groups, 3), 0.5))
     torch.testing.assert_close(objective.group_weights().double(), alpha)

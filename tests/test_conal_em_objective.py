@@ -91,7 +91,7 @@ def test_finds_common_and_individual_confusions_and_beats_the_vote():
         model = crowdnal.attach(nn.Linear(x.shape[1], HARD), objective)
         dataset = crowdnal.CrowdDataset(TensorDataset(x), made.annotations)
         loader = DataLoader(dataset, batch_size=250, collate_fn=crowdnal.collate)
-        callback = crowdnal.EMCallback(model, loader)
+        callback = crowdnal.ObjectiveCallback(model, loader)
         optimizer = torch.optim.Adam(model.backbone.parameters(), lr=0.02)
         for epoch in range(20):
             callback.on_epoch_start(epoch)

@@ -54,7 +54,7 @@ def test_recovers_planted_confusions_and_beats_majority_vote(name: str) -> None:
         torch.manual_seed(0)
         model = crowdnal.attach(nn.Linear(x.shape[1], C), objective)
         loader = Loader(x, annotations)
-        callback = crowdnal.EMCallback(model, loader, annotations)
+        callback = crowdnal.ObjectiveCallback(model, loader, annotations)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         for epoch in range(15):
             callback.on_epoch_start(epoch)

@@ -15,7 +15,7 @@ from test_lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
 from test_methods import Largest
 from torch import nn
 
-from crowdnal import LIA, LIAML, EMCallback, attach
+from crowdnal import LIA, LIAML, ObjectiveCallback, attach
 from crowdnal.data import Annotations
 from crowdnal.objectives.lia import modules as lia_modules
 
@@ -91,7 +91,7 @@ def test_no_parameter_is_unused_under_ddp(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = nn.parallel.DistributedDataParallel(attach(mlp(), LIA(4, 6, feature_dim=5), features=nn.Identity()))
         x, annotations = torch.randn(5, 5), labels(5)
-        callback = EMCallback(model, [(x, annotations)], annotations)
+        callback = ObjectiveCallback(model, [(x, annotations)], annotations)
         for epoch in range(2):  # the second raises if the first left a parameter without a gradient
             callback.on_epoch_start(epoch)
             model(x, annotations).loss.backward()

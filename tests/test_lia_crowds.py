@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import crowdnal
-from crowdnal import LIA, Annotations, EMCallback, attach
+from crowdnal import LIA, Annotations, ObjectiveCallback, attach
 from crowdnal.metrics import confusion_error
 from crowdnal.simulation import simulate, symmetric_confusions
 
@@ -42,9 +42,11 @@ class Featured(nn.Module):
         return self.net(x), x
 
 
-def fit(objective: LIA, x: Tensor, annotations: Annotations, epochs: int, net: nn.Module | None = None) -> EMCallback:
+def fit(
+    objective: LIA, x: Tensor, annotations: Annotations, epochs: int, net: nn.Module | None = None
+) -> ObjectiveCallback:
     model = attach(net or Featured(x.shape[1], objective.num_classes), objective)
-    callback = EMCallback(model, [(x, annotations)], annotations)
+    callback = ObjectiveCallback(model, [(x, annotations)], annotations)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
     for epoch in range(epochs):
         callback.on_epoch_start(epoch)

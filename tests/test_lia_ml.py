@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import crowdnal
-from crowdnal import LIAML, Annotations, EMCallback, attach
+from crowdnal import LIAML, Annotations, ObjectiveCallback, attach
 from crowdnal.multilabel import MultiLabelDataset, TagClassifier, from_label_sets
 from crowdnal.objectives import SoftMajorityVote
 
@@ -215,7 +215,7 @@ def test_finds_tags_and_who_knows_which() -> None:
     model = attach(TagClassifier(nn.Identity(), T, feature_dim=D), objective)
     dataset = MultiLabelDataset(x, annotations, T)
     loader: DataLoader[Any] = DataLoader(dataset, 100, shuffle=True, collate_fn=crowdnal.collate)
-    callback = EMCallback(model, loader)
+    callback = ObjectiveCallback(model, loader)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(17):
         callback.on_epoch_start(epoch)

@@ -46,7 +46,7 @@ def test_a_step_stays_on_the_device_and_waits_for_nothing(name: str, options: di
         values = torch.randn(N, C, generator=generator), torch.randn(N, D, generator=generator)
         with OtherDevice() as device:
             a, objective = crowd(weighted).to(where), objective.to(where).train()
-            a.prepare(touched=True)
+            a.prepare(active=True)
             logits, features = (v.to(where).requires_grad_() for v in values)
             given = features if objective.needs_features else None
 

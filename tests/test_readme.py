@@ -54,7 +54,7 @@ def test_reading_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_callback_of_em(capsys: pytest.CaptureFixture[str]) -> None:
-    code = next(block for block in BLOCKS if "EMCallback" in block)
+    code = next(block for block in BLOCKS if "ObjectiveCallback" in block)
     truth = torch.arange(32) % 8
     confusions = simulation.symmetric_confusions(59, 8, 0.8)
     annotations = simulation.simulate(truth, confusions, annotations_per_item=3, seed=0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import crowdnal
-from crowdnal import Annotations, CrowdDataset, EMCallback
+from crowdnal import Annotations, CrowdDataset, ObjectiveCallback
 from crowdnal.objectives import RoundsObjective, TraceRegularized
 
 N = 30
@@ -56,8 +56,8 @@ def loader(annotations: Annotations, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset, **{"batch_size": 8, "collate_fn": crowdnal.collate, **options})
 
 
-def trained(objective: RoundsObjective, **options: Any) -> EMCallback:
-    return EMCallback(crowdnal.attach(mlp(), objective), loader(labels(N), **options))
+def trained(objective: RoundsObjective, **options: Any) -> ObjectiveCallback:
+    return ObjectiveCallback(crowdnal.attach(mlp(), objective), loader(labels(N), **options))
 
 
 def test_first_targets_are_the_shares_of_the_votes() -> None:
@@ -196,7 +196,7 @@ def test_predictions_are_those_of_evaluation_in_item_order() -> None:
     model = crowdnal.attach(Net(), Featured(C, R))
     model.train()
     model.backbone.body[1].eval()  # type: ignore[union-attr, operator]
-    callback = EMCallback(model, loader(labels(N), shuffle=True))
+    callback = ObjectiveCallback(model, loader(labels(N), shuffle=True))
     callback.on_epoch_start(0)
     state, buffers = torch.get_rng_state(), copy.deepcopy(dict(model.named_buffers()))
     logits, features = callback.predict()
@@ -233,7 +233,7 @@ def test_loaders_of_other_kinds(wrap: str) -> None:
         net: nn.Module = FromDict()
     else:
         net = inputs
-    callback = EMCallback(crowdnal.attach(net, Sharpened(C, R)), batches)
+    callback = ObjectiveCallback(crowdnal.attach(net, Sharpened(C, R)), batches)
     callback.on_epoch_start(0)
     order = torch.sort(rows).values if wrap == "subset" else rows
     torch.testing.assert_close(callback.predict()[0], inputs(IMAGES[order]).detach())
@@ -245,21 +245,23 @@ def test_loaders_of_other_kinds(wrap: str) -> None:
 def test_the_callback_refuses() -> None:
     model, a = crowdnal.attach(mlp(), Sharpened(C, R)), labels(N)
     with pytest.raises(TypeError, match="model is Sequential"):
-        EMCallback(mlp(), [])
-    callback = EMCallback(model, loader(a, drop_last=True))
+        ObjectiveCallback(mlp(), [])
+    callback = ObjectiveCallback(model, loader(a, drop_last=True))
     callback.on_epoch_start(0)
     with pytest.raises(ValueError, match="gave 24 of the 30 items of the training set, item 24 not.*drop_last=False"):
         callback.on_epoch_start(1)
     with pytest.raises(ValueError, match=r"gave a list that is no \(images, annotations\)"):
-        EMCallback(model, DataLoader(TensorDataset(IMAGES)), a).predict()
+        ObjectiveCallback(model, DataLoader(TensorDataset(IMAGES)), a).predict()
     with pytest.raises(ValueError, match="a batch of 3 items has no item_id"):
-        EMCallback(model, [(IMAGES[:3], Annotations([0] * 4, [], [], num_annotators=R, num_classes=C))], a).predict()
+        ObjectiveCallback(
+            model, [(IMAGES[:3], Annotations([0] * 4, [], [], num_annotators=R, num_classes=C))], a
+        ).predict()
 
 
 def test_it_serves_every_objective_wrapped_or_not() -> None:
     model = crowdnal.attach(mlp(), TraceRegularized(C, R, warmup_epochs=1))
     wrapped = torch.nn.DataParallel(torch.compile(model, backend="eager"))
-    callback = EMCallback(wrapped, loader(labels(N)), amp=torch.bfloat16)
+    callback = ObjectiveCallback(wrapped, loader(labels(N)), amp=torch.bfloat16)
     assert callback.model is model and callback.history == []
     for epoch, warming in ((0, True), (1, False)):
         callback.on_epoch_start(epoch)

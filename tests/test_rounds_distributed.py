@@ -14,7 +14,7 @@ from attached import C, R, labels, mlp
 from torch import nn
 
 import crowdnal
-from crowdnal import DLEM, EMCallback
+from crowdnal import DLEM, ObjectiveCallback
 
 N = 12
 
@@ -30,7 +30,7 @@ def worker(rank: int, rendezvous: str, out: str) -> None:
     for incremental in (False, True):
         model = nn.parallel.DistributedDataParallel(crowdnal.attach(mlp(), DLEM(C, R, incremental=incremental)))
         rows = torch.arange(rank, N + 1, 2) % N  # a sampler pads with items that others have too
-        callback = EMCallback(model, [(x[part], a[part]) for part in rows.split(3)], a)
+        callback = ObjectiveCallback(model, [(x[part], a[part]) for part in rows.split(3)], a)
         for epoch in range(2):
             callback.on_epoch_start(epoch)
             model(x[rows[:6]], a[rows[:6]]).loss.backward()
@@ -57,7 +57,7 @@ def test_two_processes_make_the_rounds_of_one(tmp_path: Path) -> None:
             assert torch.equal(one, other)
         targets, confusion, *gradients = both[0][incremental]
         model = crowdnal.attach(mlp(), DLEM(C, R, incremental=incremental, reduction="sum"))
-        callback = EMCallback(model, [(x, a)], a)
+        callback = ObjectiveCallback(model, [(x, a)], a)
         halves = [torch.arange(rank, N, 2) for rank in range(2)]
         counted = [int((a[rows].counts > 0).sum()) for rows in halves]
         for epoch in range(2):

@@ -94,21 +94,21 @@ def test_objectives_learn_with_sparse_optimizers(kind: str, optimizer: Any) -> N
 
 
 def test_what_a_batch_touches_moves_with_it() -> None:
-    a = make_problem(6, 50, 3, 3, 3, seed=2).annotations.prepare(touched=True)
+    a = make_problem(6, 50, 3, 3, 3, seed=2).annotations.prepare(active=True)
     moved = a.to("cpu")
-    assert moved._touched is not None and moved._rank is not None
-    assert torch.equal(moved.touched, a.annotator.unique())
-    assert torch.equal(moved.touched[moved.rank], a.annotator)
+    assert moved._active_annotators is not None and moved._active_index is not None
+    assert torch.equal(moved.active_annotators, a.annotator.unique())
+    assert torch.equal(moved.active_annotators[moved.active_index], a.annotator)
     picked = a[[0, 1]]
-    assert torch.equal(picked.touched, picked.annotator.unique())
+    assert torch.equal(picked.active_annotators, picked.annotator.unique())
 
 
 @settings(max_examples=20, deadline=None)
 @given(problem=problems(max_matrices=2000))
-def test_touched_and_rank(problem: Problem) -> None:
+def test_active_annotators_and_index(problem: Problem) -> None:
     a = problem.annotations
-    assert torch.equal(a.touched, a.annotator.unique())
-    assert torch.equal(a.touched[a.rank], a.annotator)
+    assert torch.equal(a.active_annotators, a.annotator.unique())
+    assert torch.equal(a.active_annotators[a.active_index], a.annotator)
 
 
 def test_says_what_it_cannot_do() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import crowdnal
-from crowdnal import Annotations, EMCallback, simulation
+from crowdnal import Annotations, ObjectiveCallback, simulation
 from crowdnal.objectives import CMM
 from crowdnal.simulation import AbilityLevels, ability_levels
 
@@ -25,13 +25,13 @@ def points(truth: Tensor, seed: int = 0) -> Tensor:
     return centres[truth] + torch.randn(len(truth), 2, generator=torch.Generator().manual_seed(seed))
 
 
-def train(objective: CMM, x: Tensor, a: Annotations, epochs: int = 12) -> EMCallback:
+def train(objective: CMM, x: Tensor, a: Annotations, epochs: int = 12) -> ObjectiveCallback:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
     data = crowdnal.CrowdDataset(TensorDataset(x), a)
     loader = DataLoader(data, batch_size=100, shuffle=True, collate_fn=crowdnal.collate)
     model = crowdnal.attach(net, objective)
-    callback = EMCallback(model, loader)
+    callback = ObjectiveCallback(model, loader)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for epoch in range(epochs):
         callback.on_epoch_start(epoch)

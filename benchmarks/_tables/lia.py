@@ -136,7 +136,7 @@ def fit(
     """Posterior [N] of label 1 after EM and fine-tuning."""
     model = crowdnal.attach(net, objective)
     whole = [(x, annotations)]
-    callback = crowdnal.EMCallback(model, whole, annotations)
+    callback = crowdnal.ObjectiveCallback(model, whole, annotations)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR, amsgrad=True, weight_decay=WEIGHT_DECAY)
     generator = torch.Generator().manual_seed(seed)
     step = torch.arange(tags)

@@ -17,7 +17,7 @@ from crowdnal.aggregation._external import AGGREGATORS, aggregate, check_method
 from crowdnal.aggregation._mmce import MMCEResult, mmce
 from crowdnal.aggregation._one_coin import one_coin
 from crowdnal.aggregation._posterior import posterior, posterior_of_evidence
-from crowdnal.aggregation._votes import vote_log_confusion, vote_shares
+from crowdnal.aggregation._votes import vote_log_confusion, vote_proportions
 from crowdnal.aggregation._worker_clustering import WorkerClusteringResult, worker_clustering
 
 __all__ = [
@@ -45,6 +45,6 @@ __all__ = [
     "posterior_of_evidence",
     "pseudo_counts_of",
     "vote_log_confusion",
-    "vote_shares",
+    "vote_proportions",
     "worker_clustering",
 ]

@@ -9,7 +9,7 @@ from crowdnal.data import Annotations
 from crowdnal.metrics import empirical_confusion
 
 
-def vote_shares(annotations: Annotations, num_classes: int) -> Tensor:
+def vote_proportions(annotations: Annotations, num_classes: int) -> Tensor:
     """``[B, C]`` float64 shares of the (weighted) votes; uniform for an item without any, and for all where C != K."""
     even = torch.full((len(annotations), num_classes), 1 / num_classes, device=annotations.device, dtype=torch.float64)
     if annotations.num_classes != num_classes:

@@ -13,7 +13,7 @@ from crowdnal.confusion._full import (
     root,
     whole,
 )
-from crowdnal.confusion.low_rank import LowRankConfusion, LowRankMixture, ShownInBlocks
+from crowdnal.confusion.low_rank import BlockwiseConfusion, LowRankConfusion, LowRankMixture
 from crowdnal.confusion.stacked import Hidden, StackedConfusion
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "LowRankMixture",
     "Normalization",
     "NormalizedConfusion",
-    "ShownInBlocks",
+    "BlockwiseConfusion",
     "StackedConfusion",
     "VectorConfusion",
     "eye",

@@ -19,7 +19,7 @@ CELLS = 1 << 24
 """How many cells of low-rank matrices are built at a time where none of them is to be kept."""
 
 
-class ShownInBlocks(nn.Module):
+class BlockwiseConfusion(nn.Module):
     """Matrices of scores whose rows' softmax is shown, of some annotators at a time where they would not all fit."""
 
     @property
@@ -43,10 +43,10 @@ class ShownInBlocks(nn.Module):
     @torch.no_grad()
     def log_likelihoods(self, annotations: Annotations) -> Tensor:
         """``[nnz, C]``: log-probability of each observed label under each true class, some annotators at a time."""
-        rank, label, first = annotations.rank, annotations.label, 0
+        rank, label, first = annotations.active_index, annotations.label, 0
         dtype = torch.promote_types(next(self.parameters()).dtype, torch.float32)
         rows = torch.empty(len(label), self.shape[1], dtype=dtype, device=label.device)
-        for block in annotations.touched.split(self._block()):
+        for block in annotations.active_annotators.split(self._block()):
             mine = ((rank >= first) & (rank < first + len(block))).nonzero().squeeze(1)
             rows[mine] = self.matrices(block).log_softmax(-1)[rank[mine] - first, :, label[mine]]
             first += len(block)
@@ -57,7 +57,7 @@ class ShownInBlocks(nn.Module):
         return max(CELLS // (num_classes * max(num_classes, num_labels)), 1)
 
 
-class LowRankConfusion(ShownInBlocks):
+class LowRankConfusion(BlockwiseConfusion):
     """A diagonal plus a matrix of low rank an annotator for the softmax link: ``W_r = diag(d_r) + U_r V_r``.
 
     ``diagonal [R, min(C, K)]`` starts at ``scale``, ``left [R, C, rank]`` random (deviation

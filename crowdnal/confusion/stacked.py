@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.confusion._full import FreeConfusion
-from crowdnal.confusion.low_rank import LowRankConfusion, ShownInBlocks
+from crowdnal.confusion.low_rank import BlockwiseConfusion, LowRankConfusion
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
 from crowdnal.functional.reduction import reduction_weights
@@ -16,7 +16,7 @@ from crowdnal.functional.reduction import reduction_weights
 Hidden = Literal["linear", "softmax"]
 
 
-class StackedConfusion(ShownInBlocks):
+class StackedConfusion(BlockwiseConfusion):
     """Scores ``f(p V_r) W_r`` for the softmax link, f the identity or a softmax; V_r ``[C, C]``, W_r ``[C, K]``.
 
     Both start at the identity. With a ``rank`` both are a diagonal plus a matrix of that rank

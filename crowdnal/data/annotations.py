@@ -52,8 +52,8 @@ class Annotations:
     vocabulary: Vocabulary | None
     _item: Tensor | None
     _order: Tensor | None
-    _touched: Tensor | None
-    _rank: Tensor | None
+    _active_annotators: Tensor | None
+    _active_index: Tensor | None
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Annotations:
     def _fill(self, sizes: tuple[int, int], vocabulary: Vocabulary | None, *tensors: Any) -> None:
         (self.num_annotators, self.num_classes), self.vocabulary = sizes, vocabulary
         self.indptr, self.annotator, self.label, self.weight, self.item_id = tensors[:5]
-        self._item, self._order, self._touched, self._rank = tensors[5:] or (None,) * 4
+        self._item, self._order, self._active_annotators, self._active_index = tensors[5:] or (None,) * 4
         if not torch.compiler.is_compiling():
             for tensor in tensors:
                 mark_dynamic(tensor)
@@ -266,31 +266,31 @@ class Annotations:
         return cached(self, "_order", lambda: torch.argsort(self.annotator, stable=True))
 
     @property
-    def touched(self) -> Tensor:
+    def active_annotators(self) -> Tensor:
         """``[T]`` annotators who have annotations here, ascending (cached).
 
-        On a GPU the first call waits for the device, which alone knows T: ``prepare(touched=True)`` before.
+        On a GPU the first call waits for the device, which alone knows T: ``prepare(active=True)`` before.
         """
-        if self._touched is not None:
-            return self._touched
-        return cached(self, "_touched", lambda: torch.unique_consecutive(self.annotator[self.order]))
+        if self._active_annotators is not None:
+            return self._active_annotators
+        return cached(self, "_active_annotators", lambda: torch.unique_consecutive(self.annotator[self.order]))
 
     @property
-    def rank(self) -> Tensor:
-        """``[nnz]`` position of each annotation's annotator in ``touched`` (cached)."""
-        if self._rank is not None:
-            return self._rank
-        return cached(self, "_rank", lambda: torch.searchsorted(self.touched, self.annotator))
+    def active_index(self) -> Tensor:
+        """``[nnz]`` position of each annotation's annotator in ``active_annotators`` (cached)."""
+        if self._active_index is not None:
+            return self._active_index
+        return cached(self, "_active_index", lambda: torch.searchsorted(self.active_annotators, self.annotator))
 
-    def prepare(self, touched: bool = False) -> Annotations:
+    def prepare(self, active: bool = False) -> Annotations:
         """Compute what is cached (in a data loader's worker, say); returns self.
 
         Args:
-            touched: also what losses with ``sparse_grad=True`` use.
+            active: also what losses with ``sparse_grad=True`` use.
         """
         _ = self.item, self.order
-        if touched:
-            _ = self.touched, self.rank
+        if active:
+            _ = self.active_annotators, self.active_index
         return self
 
     # Moves: nothing here reads values in order to validate them
@@ -307,7 +307,7 @@ class Annotations:
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> Annotations:
         given = (self.indptr, self.annotator, self.label, self.weight, self.item_id)
-        cached = (self._item, self._order, self._touched, self._rank)
+        cached = (self._item, self._order, self._active_annotators, self._active_index)
         return self._like(*(None if tensor is None else move(tensor) for tensor in given + cached))
 
     def __getitem__(self, index: Any) -> Annotations:

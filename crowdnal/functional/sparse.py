@@ -41,5 +41,5 @@ def select(confusion: Tensor, annotators: Tensor, *, distinct: bool = False) -> 
 
 def compact(confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Index]:
     """The matrices of the annotators who are present, and index tensors that count only those."""
-    index = annotations.indptr, annotations.item, annotations.rank, annotations.order
-    return select(confusion, annotations.touched, distinct=True), index
+    index = annotations.indptr, annotations.item, annotations.active_index, annotations.order
+    return select(confusion, annotations.active_annotators, distinct=True), index

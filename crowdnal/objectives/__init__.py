@@ -7,6 +7,7 @@ from typing import Any
 
 from crowdnal.objectives._bases.base import Objective, Predict
 from crowdnal.objectives._bases.history import Round
+from crowdnal.objectives._bases.item_rows import item_rows, row_table
 from crowdnal.objectives._bases.rounds import RoundsObjective
 from crowdnal.objectives.bootstrap import SoftBootstrap
 from crowdnal.objectives.cmm.objective import CMM
@@ -103,4 +104,6 @@ __all__ = [
     "UnionNet",
     "WeightedDoctorNet",
     "create",
+    "item_rows",
+    "row_table",
 ]

@@ -11,17 +11,16 @@ from torch.utils._pytree import tree_map
 
 from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.data import Annotations, concat
-from crowdnal.objectives import Round
-from crowdnal.objectives._bases.item_rows import item_rows, row_table
+from crowdnal.objectives import Round, item_rows, row_table
 from crowdnal.training._model import CrowdModel, evaluating
 
-__all__ = ["EMCallback"]
+__all__ = ["ObjectiveCallback"]
 
 
-class EMCallback:
+class ObjectiveCallback:
     """Calls the hooks of an objective in a plain loop; those of EM, which work in rounds, and all others.
 
-        callback = crowdnal.EMCallback(model, loader)
+        callback = crowdnal.ObjectiveCallback(model, loader)
         for epoch in range(epochs):
             callback.on_epoch_start(epoch)
             ...  # train
@@ -166,3 +165,7 @@ def _device(model: nn.Module) -> torch.device:
 def _to(images: Any, device: torch.device) -> Any:
     """Tensors in tuples, lists and mappings too."""
     return tree_map(lambda part: part.to(device) if hasattr(part, "to") else part, images)
+
+
+EMCallback = ObjectiveCallback
+"""As loops of EM objectives call it."""

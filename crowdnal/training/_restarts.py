@@ -33,7 +33,7 @@ def best_of_restarts(train: Callable[[int], CrowdModel], restarts: int = 20, *, 
         def train(seed):
             torch.manual_seed(seed)
             model = crowdnal.attach(network(), crowdnal.CMM(8, 59, seed=seed))
-            ...  # the usual loop, with crowdnal.EMCallback
+            ...  # the usual loop, with crowdnal.ObjectiveCallback
             return model
 
         model, seed, log_likelihoods = crowdnal.best_of_restarts(train, 20)
@@ -56,7 +56,7 @@ def best_of_restarts(train: Callable[[int], CrowdModel], restarts: int = 20, *, 
         if not isinstance(objective, RoundsObjective) or not objective.history:
             raise ValueError(
                 f"the model of train({number}) has made no round ({type(objective).__name__}): use an objective that "
-                "works in rounds, and call its hooks (crowdnal.EMCallback) for two epochs at least"
+                "works in rounds, and call its hooks (crowdnal.ObjectiveCallback) for two epochs at least"
             )
         likelihood = objective.history[-1].log_likelihood
         if best is None or likelihood > max(likelihoods):

@@ -147,7 +147,7 @@ def check_confusion(confusion: Tensor, annotations: Annotations, label_dim: int)
         )
 
 
-class Fold:
+class VmapBatch:
     """The problems of a `vmap` call laid side by side as one: how the raw ops are batched.
 
     Items, annotations and (unless they share the matrices that are only read) annotators get offsets.

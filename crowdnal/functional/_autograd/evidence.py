@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops
-from crowdnal.functional._autograd._function import Fold, OpFunction, add, call, save
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add, call, save
 from crowdnal.functional.segments import finite, row_products
 
 _ops = torch.ops.crowdnal
@@ -108,20 +108,20 @@ def counts(
 
 def _evidence_vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
     log_confusion, weight, *index, label = inputs
-    fold = Fold(info.batch_size)
-    log_confusion, num_annotators = fold.matrices(log_confusion, dims[0])
-    folded = fold.index(index, dims[2:6], num_annotators)
-    out = _ops.evidence(log_confusion, fold.rows(weight, dims[1]), *folded, fold.rows(label, dims[6]))
-    return fold.split(out), 0
+    batch = VmapBatch(info.batch_size)
+    log_confusion, num_annotators = batch.matrices(log_confusion, dims[0])
+    folded = batch.index(index, dims[2:6], num_annotators)
+    out = _ops.evidence(log_confusion, batch.rows(weight, dims[1]), *folded, batch.rows(label, dims[6]))
+    return batch.split(out), 0
 
 
 def _counts_vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
     values, weight, *index, label, num_annotators, num_labels = inputs
-    fold = Fold(info.batch_size)
-    folded = fold.index(index, dims[2:6], num_annotators)
-    rows = fold.rows(values, dims[0]), fold.rows(weight, dims[1])
-    out = _ops.counts(*rows, *folded, fold.rows(label, dims[6]), fold.size * num_annotators, num_labels)
-    return fold.split(out), 0
+    batch = VmapBatch(info.batch_size)
+    folded = batch.index(index, dims[2:6], num_annotators)
+    rows = batch.rows(values, dims[0]), batch.rows(weight, dims[1])
+    out = _ops.counts(*rows, *folded, batch.rows(label, dims[6]), batch.size * num_annotators, num_labels)
+    return batch.split(out), 0
 
 
 ops.register("evidence", Evidence, _evidence_vmap)

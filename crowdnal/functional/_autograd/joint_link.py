@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops, reference
-from crowdnal.functional._autograd._function import Fold, OpFunction, add, call, save
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add, call, save
 from crowdnal.functional._autograd.evidence import counts, evidence
 from crowdnal.functional.segments import finite, row_products
 
@@ -190,40 +190,40 @@ class _Joint:
 
 def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     log_prior, confusion, weight, *index, label, normalization, mean = inputs
-    fold = Fold(info.batch_size)
-    confusion, num_annotators = fold.matrices(confusion, dims[1])
-    folded = fold.index(index, dims[3:7], num_annotators)
-    rows = fold.rows(log_prior, dims[0]), confusion, fold.rows(weight, dims[2])
-    _, nll, posterior, _ = _ops.joint_link(*rows, *folded, fold.rows(label, dims[7]), normalization, False)
-    nll = fold.split(nll)
-    loss = nll.sum(1) / _num_annotated(fold, index[0], dims[3]) if mean else nll.sum(1)
+    batch = VmapBatch(info.batch_size)
+    confusion, num_annotators = batch.matrices(confusion, dims[1])
+    folded = batch.index(index, dims[3:7], num_annotators)
+    rows = batch.rows(log_prior, dims[0]), confusion, batch.rows(weight, dims[2])
+    _, nll, posterior, _ = _ops.joint_link(*rows, *folded, batch.rows(label, dims[7]), normalization, False)
+    nll = batch.split(nll)
+    loss = nll.sum(1) / _num_annotated(batch, index[0], dims[3]) if mean else nll.sum(1)
     no_norm = nll.new_zeros(0)  # the backward rule lays the matrices out in another way and makes its own
-    return (loss, nll, fold.split(posterior), no_norm), (0, 0, 0, None)
+    return (loss, nll, batch.split(posterior), no_norm), (0, 0, 0, None)
 
 
-def _num_annotated(fold: Fold, indptr: Tensor, dim: int | None) -> Tensor:
-    return (fold.front(indptr, dim).diff() > 0).sum(1).clamp(min=1)
+def _num_annotated(batch: VmapBatch, indptr: Tensor, dim: int | None) -> Tensor:
+    return (batch.front(indptr, dim).diff() > 0).sum(1).clamp(min=1)
 
 
 def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     *inputs, normalization, mean, need_log_prior, need_confusion = inputs  # type: ignore[assignment]
     grad_loss, grad_nll, log_prior, confusion, weight, *index, label, posterior, _ = inputs
-    fold = Fold(info.batch_size)
-    confusion, num_annotators = fold.matrices(confusion, dims[3], share=not need_confusion)
-    folded = fold.index(index, dims[5:9], num_annotators)
-    posterior = fold.front(posterior, dims[10])
+    batch = VmapBatch(info.batch_size)
+    confusion, num_annotators = batch.matrices(confusion, dims[3], share=not need_confusion)
+    folded = batch.index(index, dims[5:9], num_annotators)
+    posterior = batch.front(posterior, dims[10])
     u = posterior.new_zeros(posterior.shape[:2])
     if grad_loss is not None:
-        scale = fold.front(grad_loss, dims[0])
-        u = u + (scale / _num_annotated(fold, index[0], dims[5]) if mean else scale).unsqueeze(1)
+        scale = batch.front(grad_loss, dims[0])
+        u = u + (scale / _num_annotated(batch, index[0], dims[5]) if mean else scale).unsqueeze(1)
     if grad_nll is not None:
-        u = u + fold.front(grad_nll, dims[1])
-    rows = fold.rows(log_prior, dims[2]), confusion, fold.rows(weight, dims[4])
+        u = u + batch.front(grad_nll, dims[1])
+    rows = batch.rows(log_prior, dims[2]), confusion, batch.rows(weight, dims[4])
     out = _ops.joint_link_backward(
-        None, u.flatten(), *rows, *folded, fold.rows(label, dims[9]), posterior.flatten(0, 1), None, normalization,
+        None, u.flatten(), *rows, *folded, batch.rows(label, dims[9]), posterior.flatten(0, 1), None, normalization,
         False, need_log_prior, need_confusion,
     )  # fmt: skip
-    return tuple(fold.split(o) for o in out), (0, 0)
+    return tuple(batch.split(o) for o in out), (0, 0)
 
 
 ops.register("joint_link", JointLink, _vmap)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops
-from crowdnal.functional._autograd._function import Fold, OpFunction, add, call, save
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add, call, save
 
 _ops = torch.ops.crowdnal
 
@@ -138,17 +138,17 @@ def mix_annotators(scores: Tensor, grad: Tensor, index: Sequence[Tensor], num_an
 
 def _read_vmap(op: Any, info: Any, dims: Any, rows: Tensor, confusion: Tensor, *index: Tensor) -> tuple[Tensor, int]:
     """Rule of the ops that only read the matrices: `mix` and `mix_items`."""
-    fold = Fold(info.batch_size)
-    confusion, num_annotators = fold.matrices(confusion, dims[1])
-    return fold.split(op(fold.rows(rows, dims[0]), confusion, *fold.index(index, dims[2:], num_annotators))), 0
+    batch = VmapBatch(info.batch_size)
+    confusion, num_annotators = batch.matrices(confusion, dims[1])
+    return batch.split(op(batch.rows(rows, dims[0]), confusion, *batch.index(index, dims[2:], num_annotators))), 0
 
 
 def _mix_annotators_vmap(info: Any, dims: Any, scores: Tensor, grad: Tensor, *rest: Any) -> tuple[Tensor, int]:
     *index, num_annotators = rest
-    fold = Fold(info.batch_size)
-    folded = fold.index(index, dims[2:6], num_annotators)
-    rows = fold.rows(scores, dims[0]), fold.rows(grad, dims[1])
-    return fold.split(_ops.mix_annotators(*rows, *folded, fold.size * num_annotators)), 0
+    batch = VmapBatch(info.batch_size)
+    folded = batch.index(index, dims[2:6], num_annotators)
+    rows = batch.rows(scores, dims[0]), batch.rows(grad, dims[1])
+    return batch.split(_ops.mix_annotators(*rows, *folded, batch.size * num_annotators)), 0
 
 
 ops.register("mix", Mix, partial(_read_vmap, _ops.mix))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops, reference
-from crowdnal.functional._autograd._function import Fold, OpFunction, call, save
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, call, save
 from crowdnal.functional.segments import gather_rows, scatter_rows, sum_by_item
 
 _ops = torch.ops.crowdnal
@@ -177,30 +177,30 @@ class _Joint:
 
 def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     log_probs, confusion, weight, *index, label, normalization, mean = inputs
-    fold = Fold(info.batch_size)
-    confusion, num_annotators = fold.matrices(confusion, dims[1])
-    folded = fold.index(index, dims[3:7], num_annotators)
-    rows = fold.rows(log_probs, dims[0]), confusion, None
-    _, nll, posterior, _ = _ops.mixture_link(*rows, *folded, fold.rows(label, dims[7]), normalization, False)
-    nll = fold.split(nll)
+    batch = VmapBatch(info.batch_size)
+    confusion, num_annotators = batch.matrices(confusion, dims[1])
+    folded = batch.index(index, dims[3:7], num_annotators)
+    rows = batch.rows(log_probs, dims[0]), confusion, None
+    _, nll, posterior, _ = _ops.mixture_link(*rows, *folded, batch.rows(label, dims[7]), normalization, False)
+    nll = batch.split(nll)
     no_norm = nll.new_zeros(0)  # the backward rule lays the matrices out in another way and makes its own
-    return (fold.loss(nll, weight, dims[2], mean), nll, fold.split(posterior), no_norm), (0, 0, 0, None)
+    return (batch.loss(nll, weight, dims[2], mean), nll, batch.split(posterior), no_norm), (0, 0, 0, None)
 
 
 def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     *inputs, normalization, mean, need_log_probs, need_confusion = inputs  # type: ignore[assignment]
     grad_loss, grad_nll, log_probs, confusion, weight, *index, label, posterior, _ = inputs
-    fold = Fold(info.batch_size)
-    confusion, num_annotators = fold.matrices(confusion, dims[3], share=not need_confusion)
-    folded = fold.index(index, dims[5:9], num_annotators)
-    posterior = fold.front(posterior, dims[10])
-    u = fold.upstream((grad_loss, grad_nll, weight), (dims[0], dims[1], dims[4]), posterior.shape[1], posterior, mean)
-    rows = fold.rows(log_probs, dims[2]), confusion, None
+    batch = VmapBatch(info.batch_size)
+    confusion, num_annotators = batch.matrices(confusion, dims[3], share=not need_confusion)
+    folded = batch.index(index, dims[5:9], num_annotators)
+    posterior = batch.front(posterior, dims[10])
+    u = batch.upstream((grad_loss, grad_nll, weight), (dims[0], dims[1], dims[4]), posterior.shape[1], posterior, mean)
+    rows = batch.rows(log_probs, dims[2]), confusion, None
     out = _ops.mixture_link_backward(
-        None, u, *rows, *folded, fold.rows(label, dims[9]), posterior.flatten(0, 1), None, normalization, False,
+        None, u, *rows, *folded, batch.rows(label, dims[9]), posterior.flatten(0, 1), None, normalization, False,
         need_log_probs, need_confusion,
     )  # fmt: skip
-    return tuple(fold.split(o) for o in out), (0, 0)
+    return tuple(batch.split(o) for o in out), (0, 0)
 
 
 ops.register("mixture_link", MixtureLink, _vmap)

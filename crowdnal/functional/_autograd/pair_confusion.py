@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops, reference
-from crowdnal.functional._autograd._function import Fold, OpFunction, add, call, save
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add, call, save
 
 _ops = torch.ops.crowdnal
 
@@ -169,23 +169,23 @@ def _softmax(values: Tensor, dims: int) -> Tensor:
 
 def _vmap(info: Any, dims: Any, difficulty: Tensor, competence: Tensor, *rest: Tensor) -> Any:
     *index, label = rest
-    fold = Fold(info.batch_size)
-    competence, num_annotators = fold.matrices(competence, dims[1])
-    folded = fold.index(index, dims[2:6], num_annotators)
-    out = _ops.pair_confusion(fold.rows(difficulty, dims[0]), competence, *folded, fold.rows(label, dims[6]))
-    return tuple(fold.split(o) for o in out), (0, 0)
+    batch = VmapBatch(info.batch_size)
+    competence, num_annotators = batch.matrices(competence, dims[1])
+    folded = batch.index(index, dims[2:6], num_annotators)
+    out = _ops.pair_confusion(batch.rows(difficulty, dims[0]), competence, *folded, batch.rows(label, dims[6]))
+    return tuple(batch.split(o) for o in out), (0, 0)
 
 
 def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     grad, difficulty, competence, *index, label, log_q, log_norm, need_difficulty, need_competence = inputs
-    fold = Fold(info.batch_size)
-    competence, num_annotators = fold.matrices(competence, dims[2], share=not need_competence)
-    folded = fold.index(index, dims[3:7], num_annotators)
+    batch = VmapBatch(info.batch_size)
+    competence, num_annotators = batch.matrices(competence, dims[2], share=not need_competence)
+    folded = batch.index(index, dims[3:7], num_annotators)
     out = _ops.pair_confusion_backward(
-        fold.rows(grad, dims[0]), fold.rows(difficulty, dims[1]), competence, *folded, fold.rows(label, dims[7]),
-        fold.rows(log_q, dims[8]), fold.rows(log_norm, dims[9]), need_difficulty, need_competence,
+        batch.rows(grad, dims[0]), batch.rows(difficulty, dims[1]), competence, *folded, batch.rows(label, dims[7]),
+        batch.rows(log_q, dims[8]), batch.rows(log_norm, dims[9]), need_difficulty, need_competence,
     )  # fmt: skip
-    return tuple(fold.split(o) for o in out), (0, 0)
+    return tuple(batch.split(o) for o in out), (0, 0)
 
 
 ops.register("pair_confusion", PairConfusion, _vmap)

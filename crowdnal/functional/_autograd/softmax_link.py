@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import ops, reference
-from crowdnal.functional._autograd._function import Fold, OpFunction, add, call, save
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add, call, save
 from crowdnal.functional._autograd.mix import mix, mix_annotators, mix_items
 from crowdnal.functional.segments import sum_by_item
 
@@ -194,28 +194,28 @@ class _Link:
 
 def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     scores, confusion, shared, mixing, weight, *index, label, mean = inputs
-    fold = Fold(info.batch_size)
-    confusion, num_annotators = fold.matrices(confusion, dims[1])
-    folded = fold.index(index, dims[5:9], num_annotators)
-    rows = fold.rows(scores, dims[0]), confusion, fold.rows(shared, dims[2]), fold.rows(mixing, dims[3]), None
-    _, nll, probs = _ops.softmax_link(*rows, *folded, fold.rows(label, dims[9]), False)
-    nll = fold.split(nll)
-    return (fold.loss(nll, weight, dims[4], mean), nll, fold.split(probs)), (0, 0, 0)
+    batch = VmapBatch(info.batch_size)
+    confusion, num_annotators = batch.matrices(confusion, dims[1])
+    folded = batch.index(index, dims[5:9], num_annotators)
+    rows = batch.rows(scores, dims[0]), confusion, batch.rows(shared, dims[2]), batch.rows(mixing, dims[3]), None
+    _, nll, probs = _ops.softmax_link(*rows, *folded, batch.rows(label, dims[9]), False)
+    nll = batch.split(nll)
+    return (batch.loss(nll, weight, dims[4], mean), nll, batch.split(probs)), (0, 0, 0)
 
 
 def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
     grad_loss, grad_nll, scores, confusion, shared, mixing, weight, *index, label, probs = inputs[:13]
     mean, *needs = inputs[13:]
-    fold = Fold(info.batch_size)
-    confusion, num_annotators = fold.matrices(confusion, dims[3], share=not needs[1])
-    folded = fold.index(index, dims[7:11], num_annotators)
-    probs = fold.front(probs, dims[12])
-    u = fold.upstream((grad_loss, grad_nll, weight), (dims[0], dims[1], dims[6]), probs.shape[1], probs, mean)
-    rows = fold.rows(scores, dims[2]), confusion, fold.rows(shared, dims[4]), fold.rows(mixing, dims[5]), None
+    batch = VmapBatch(info.batch_size)
+    confusion, num_annotators = batch.matrices(confusion, dims[3], share=not needs[1])
+    folded = batch.index(index, dims[7:11], num_annotators)
+    probs = batch.front(probs, dims[12])
+    u = batch.upstream((grad_loss, grad_nll, weight), (dims[0], dims[1], dims[6]), probs.shape[1], probs, mean)
+    rows = batch.rows(scores, dims[2]), confusion, batch.rows(shared, dims[4]), batch.rows(mixing, dims[5]), None
     out = _ops.softmax_link_backward(
-        None, u, *rows, *folded, fold.rows(label, dims[11]), probs.flatten(0, 1), False, *needs
+        None, u, *rows, *folded, batch.rows(label, dims[11]), probs.flatten(0, 1), False, *needs
     )
-    return tuple(fold.split(o) for o in out), (0, 0, 0, 0)
+    return tuple(batch.split(o) for o in out), (0, 0, 0, 0)
 
 
 ops.register("softmax_link", SoftmaxLink, _vmap)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.aggregation import posterior_of_evidence
-from crowdnal.confusion import FreeConfusion, LowRankMixture, NormalizedConfusion, ShownInBlocks, VectorConfusion
+from crowdnal.confusion import BlockwiseConfusion, FreeConfusion, LowRankMixture, NormalizedConfusion, VectorConfusion
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.base import Objective
@@ -25,7 +25,7 @@ class ConfusionObjective(Objective):
         rank: of the low-rank matrices, 1 to min(C, K); None = full ones.
     """
 
-    annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | ShownInBlocks | VectorConfusion
+    annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | BlockwiseConfusion | VectorConfusion
     groups: Tensor | None
 
     def __init__(
@@ -57,7 +57,7 @@ class ConfusionObjective(Objective):
 
     def reliability(self) -> Tensor:
         """``[R]``: mean of the confusion's diagonal; of low-rank matrices without building them all."""
-        if isinstance(self.annotators, (LowRankMixture, ShownInBlocks)):
+        if isinstance(self.annotators, (LowRankMixture, BlockwiseConfusion)):
             return self._of_annotators(self.annotators.diagonals().mean(-1))
         return super().reliability()
 
@@ -79,7 +79,7 @@ class ConfusionObjective(Objective):
         return annotations if self.groups is None else annotations.regroup(self.groups, self.num_matrices)
 
     def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        if not isinstance(self.annotators, (LowRankMixture, ShownInBlocks)):
+        if not isinstance(self.annotators, (LowRankMixture, BlockwiseConfusion)):
             return super()._posterior(logits, annotations, features)
         rows = self.annotators.log_likelihoods(self._by_matrix(annotations)).to(logits.dtype)
         return posterior_of_evidence(logits.log_softmax(-1), rows, annotations)

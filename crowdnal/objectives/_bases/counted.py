@@ -16,7 +16,7 @@ from crowdnal.aggregation import (
     log_shares,
     possible,
     pseudo_counts_of,
-    vote_shares,
+    vote_proportions,
 )
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_mixture_nll, em_step
@@ -94,7 +94,7 @@ class CountedObjective(RoundsObjective):
             self.log_confusion.copy_(self.initial)
             start, told = torch.zeros(len(a), self.num_classes, dtype=torch.float64, device=a.device), self.initial
         else:  # votes are a posterior already, which confusions that say nothing leave as it is
-            start, told = vote_shares(a, self.num_classes).log(), torch.zeros_like(self.log_confusion)
+            start, told = vote_proportions(a, self.num_classes).log(), torch.zeros_like(self.log_confusion)
         if self.gold is not None:  # a known class may have no votes
             start = start.where(self.gold.unsqueeze(1) < 0, 0.0)
         _, counts = self._expect(start, told, a)

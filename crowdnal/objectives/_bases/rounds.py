@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import vote_shares
+from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations, as_annotations
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.base import Objective, Predict
@@ -18,7 +18,7 @@ from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
 
 CALL = (
     "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "
-    "after loading a checkpoint, as crowdnal.EMCallback(model, loader) does"
+    "after loading a checkpoint, as crowdnal.ObjectiveCallback(model, loader) does"
 )
 """What an error says that comes of a missing start."""
 
@@ -31,9 +31,9 @@ class RoundsObjective(Objective):
     ``_round`` and, for what it knows at the start, ``_start``; the loss is the cross-entropy against the targets.
 
     Needs ``on_train_start(annotations, predict)``, or ``on_train_resume`` where a checkpoint was loaded, and
-    ``on_epoch_start``: :class:`crowdnal.EMCallback` and ``crowdnal train`` call them. A batch's ``item_id`` are those
-    of the training set (row numbers, where it has none). Under several processes each is given the whole training set
-    and all predictions, and makes the same round.
+    ``on_epoch_start``: :class:`crowdnal.ObjectiveCallback` and ``crowdnal train`` call them. A batch's ``item_id`` are
+    those of the training set (row numbers, where it has none). Under several processes each is given the whole training
+    set and all predictions, and makes the same round.
 
     The targets are a buffer of the size of the training set: to average weights (EMA), average the backbone.
 
@@ -120,7 +120,7 @@ class RoundsObjective(Objective):
     def _start(self) -> None:
         """Sets the first targets: ``self._annotations`` is there."""
         assert self._annotations is not None
-        self._set_targets(vote_shares(self._annotations, self.num_classes))
+        self._set_targets(vote_proportions(self._annotations, self.num_classes))
 
     def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> float | Tensor:
         """A round: sets the targets anew.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import vote_shares
+from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.base import Objective, Predict
@@ -135,7 +135,7 @@ class CMM(GroupedObjective):
         a = self._annotations
         if a is None or self.num_labels != self.num_classes:
             return
-        shares, groups = vote_shares(a, self.num_classes), self.mixture.weights().shape[0]
+        shares, groups = vote_proportions(a, self.num_classes), self.mixture.weights().shape[0]
         if self.grouped == "annotators":
             mine = cluster_annotators(a, shares, groups, self.seed)[a.annotator]
         else:

@@ -82,8 +82,8 @@ class NoiseSource(nn.Module):
         if self.features is not None:
             features = self.features
             if self.sparse_grad:
-                features = features[annotations.touched]
-                index = annotations.indptr, annotations.item, annotations.rank, annotations.order
+                features = features[annotations.active_annotators]
+                index = annotations.indptr, annotations.item, annotations.active_index, annotations.order
             table = (features.to(dtype) @ self.annotators.squeeze(2).to(dtype)).unsqueeze(2)
         elif self.sparse_grad:
             table, index = compact(self.annotators, annotations)
