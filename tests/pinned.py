@@ -145,8 +145,8 @@ def aggregation_run(name: str) -> Iterable[Tensor]:
 
 def command_run(objective: str, **options: Any) -> Iterable[Tensor]:
     """``crowdnal train`` on drawn pictures, as the tests run it."""
-    import small_run
     from safetensors.torch import load_file
+    from support import small_run
 
     with tempfile.TemporaryDirectory() as folder:
         root = small_run.write(Path(folder) / "data")

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from emulated import Emulated, build  # noqa: E402
+from support.emulated import Emulated, build
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 import test_functional
 import test_pair_confusion
 import torch
-from emulated import NAME, Emulated
+from support.emulated import NAME, Emulated
 from test_functional import problem, small  # noqa: F401
 from test_pair_confusion import case  # noqa: F401
 

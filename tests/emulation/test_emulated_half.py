@@ -8,11 +8,11 @@ import pytest
 import test_joint_ops
 import test_ops
 import torch
-from emulated import Emulated
-from emulated_checks import check_bitwise
-from halves import DTYPES, READERS, check_every_number, check_half, half_problem, halved
-from pairs import make_pairs
-from problems import make_problem
+from support.emulated import Emulated
+from support.emulated_checks import check_bitwise
+from support.halves import DTYPES, READERS, check_every_number, check_half, half_problem, halved
+from support.pairs import make_pairs
+from support.problems import make_problem
 
 from crowdnal import reference
 

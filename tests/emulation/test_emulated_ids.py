@@ -7,9 +7,9 @@ import re
 import pytest
 import test_joint_ops
 import test_ops
-from emulated import Emulated
-from pairs import make_pairs
-from problems import make_problem
+from support.emulated import Emulated
+from support.pairs import make_pairs
+from support.problems import make_problem
 
 from crowdnal import reference
 from crowdnal.ops import SCHEMAS

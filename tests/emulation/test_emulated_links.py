@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import op_checks
 import pytest
 import test_joint_ops
 import test_ops
 import torch
-from emulated import Emulated
-from emulated_checks import check
-from problems import make_problem
+from support import op_checks
+from support.emulated import Emulated
+from support.emulated_checks import check
+from support.problems import make_problem
 
 from crowdnal import reference
 

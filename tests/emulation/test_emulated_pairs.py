@@ -6,15 +6,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import op_checks
 import pytest
 import torch
-from emulated import Emulated, program
-from emulated_checks import check, check_bitwise
-from halves import DTYPES, check_half, half_problem
-from long_segments import WHERE, long_problem
-from pairs import NAMES, Pairs, check_huge_values, impossible, make_pairs
-from problems import make_problem
+from support import op_checks
+from support.emulated import Emulated, program
+from support.emulated_checks import check, check_bitwise
+from support.halves import DTYPES, check_half, half_problem
+from support.long_segments import WHERE, long_problem
+from support.pairs import NAMES, Pairs, check_huge_values, impossible, make_pairs
+from support.problems import make_problem
 
 from crowdnal import reference
 

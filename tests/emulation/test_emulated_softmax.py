@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import op_checks
 import pytest
 import torch
-from emulated import Emulated
-from emulated_checks import check
-from problems import Problem, make_problem
+from support import op_checks
+from support.emulated import Emulated
+from support.emulated_checks import check
+from support.problems import Problem, make_problem
 from test_ops import arguments
 
 from crowdnal import reference
