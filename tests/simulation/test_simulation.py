@@ -95,8 +95,8 @@ def test_annotators_of_an_item_are_distinct_and_allowed(plan, rounds: int, block
     counts, weights, seed = plan
     truth = torch.arange(len(counts)) % 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "ROUNDS", rounds)
-        patch.setattr(simulation, "BLOCK", block)
+        patch.setattr(simulation._simulate, "ROUNDS", rounds)
+        patch.setattr(simulation._simulate, "BLOCK", block)
         a, b = (
             simulate(
                 truth,
@@ -117,7 +117,7 @@ def test_annotators_of_an_item_are_distinct_and_allowed(plan, rounds: int, block
 @pytest.mark.parametrize(("rounds", "size"), [(30, 2), (1, 2), (30, 4)])
 def test_selection_is_drawing_without_replacement(monkeypatch, rounds: int, size: int) -> None:
     """Frequencies of all sets, by drawing again, by the race, and by one after the other."""
-    monkeypatch.setattr(simulation, "ROUNDS", rounds)
+    monkeypatch.setattr(simulation._simulate, "ROUNDS", rounds)
     weights = [8.0, 1, 1, 0.5, 3, 2, 0, 1]
     expected: Counter[tuple[int, ...]] = Counter()
     for order in itertools.permutations(range(8), size):
