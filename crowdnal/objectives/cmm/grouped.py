@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crowdnal import metrics
 from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
@@ -34,9 +35,9 @@ class GroupedObjective(RoundsObjective):
         return torch.einsum("rm,mck->rck", self._members().to(groups), groups)
 
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal (min(C, K) cells); no confusion of an annotator is built."""
-        diagonals = self.group_confusion().diagonal(dim1=1, dim2=2).mean(-1)
-        return self._members().to(diagonals) @ diagonals
+        """``[R]``: :func:`crowdnal.metrics.reliability`, mixed from the groups': no annotator's matrix is built."""
+        groups = metrics.balanced_accuracy(self.group_confusion().diagonal(dim1=1, dim2=2), self.num_classes)
+        return self._members().to(groups) @ groups
 
     def group_confusion(self) -> Tensor:
         """``[M, C, K]``, detached: β, row = true class, rows sum to 1."""
