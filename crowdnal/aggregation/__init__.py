@@ -16,7 +16,7 @@ from crowdnal.aggregation._em import (
 from crowdnal.aggregation._external import AGGREGATORS, aggregate, check_method
 from crowdnal.aggregation._mmce import MMCEResult, mmce
 from crowdnal.aggregation._one_coin import one_coin
-from crowdnal.aggregation._posterior import posterior, posterior_of_evidence
+from crowdnal.aggregation._posterior import posterior, posterior_of_log_likelihood
 from crowdnal.aggregation._votes import vote_log_confusion, vote_proportions
 from crowdnal.aggregation._worker_clustering import WorkerClusteringResult, worker_clustering
 
@@ -42,7 +42,7 @@ __all__ = [
     "one_coin",
     "possible",
     "posterior",
-    "posterior_of_evidence",
+    "posterior_of_log_likelihood",
     "pseudo_counts_of",
     "vote_log_confusion",
     "vote_proportions",

@@ -114,9 +114,14 @@ class GeoCrowdNet(MixtureObjective):
 
 
 def log_det(gram: Tensor) -> Tensor:
-    """Log-determinant of a symmetric matrix; 0, and no gradient, if it is not positive definite. Never synchronises."""
+    """Log-determinant of a symmetric matrix; 0, and no gradient, if it is not positive definite. Never synchronises.
+
+    A pivot that rounding alone can make counts as 0: whether a singular matrix has one depends on the processor.
+    """
     with torch.no_grad():
-        usable = torch.linalg.cholesky_ex(gram)[1] == 0
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        rounding = len(gram) * torch.finfo(gram.dtype).eps * gram.diagonal().amax()
+        usable = (failed == 0) & (factor.diagonal().square().amin() > rounding)
     # a matrix that fails is exchanged before, not after: the gradient of its factor would be NaN, and 0 · NaN is NaN
     safe = torch.where(usable, gram, torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
     return 2 * torch.linalg.cholesky_ex(safe)[0].diagonal().log().sum()

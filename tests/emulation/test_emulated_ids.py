@@ -19,8 +19,8 @@ READ = {
     "softmax_link": ("item", "annotator", "label"),
     "mixture_link": ("item", "annotator", "label"),
     "joint_link": ("annotator", "label"),
-    "evidence": ("annotator", "label"),
-    "counts": ("annotator",),
+    "label_log_likelihood": ("annotator", "label"),
+    "label_counts": ("annotator",),
     "em_step": ("annotator", "label"),
     "pair_confusion": ("item", "annotator", "label"),
 }

@@ -13,7 +13,7 @@ from support.problems import Problem, make_problem
 
 SOFTMAX = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward"]
 MIXTURE = ["mixture_link", "mixture_link_backward"]
-JOINT = ["evidence", "counts", "joint_link", "joint_link_backward", "em_step"]
+JOINT = ["label_log_likelihood", "label_counts", "joint_link", "joint_link_backward", "em_step"]
 PAIRS = pairs.NAMES
 ALL = SOFTMAX + MIXTURE + JOINT + PAIRS
 NORMALIZATIONS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
@@ -89,9 +89,9 @@ def _mixture(p: Problem, name: str, kind: int) -> list[Arguments]:
 
 def _joint(p: Problem, name: str, kind: int) -> list[Arguments]:
     rest = (*p.index, p.annotations.label)
-    if name == "evidence":
+    if name == "label_log_likelihood":
         return [(p.stored, weight, *rest) for weight in (None, p.weight)]
-    if name == "counts":
+    if name == "label_counts":
         sizes = p.annotations.num_annotators, p.annotations.num_classes
         return [(p.scores, weight, *rest, *sizes) for weight in (None, p.weight)]
     if name == "em_step":

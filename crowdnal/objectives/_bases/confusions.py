@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import posterior_of_evidence
+from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.confusion import BlockwiseConfusion, FreeConfusion, LowRankMixture, NormalizedConfusion, VectorConfusion
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
@@ -82,7 +82,7 @@ class ConfusionObjective(Objective):
         if not isinstance(self.annotators, (LowRankMixture, BlockwiseConfusion)):
             return super()._posterior(logits, annotations, features)
         rows = self.annotators.log_likelihoods(self._by_matrix(annotations)).to(logits.dtype)
-        return posterior_of_evidence(logits.log_softmax(-1), rows, annotations)
+        return posterior_of_log_likelihood(logits.log_softmax(-1), rows, annotations)
 
 
 class MixtureObjective(ConfusionObjective):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import posterior_of_evidence
+from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.rounds import RoundsObjective
@@ -88,7 +88,7 @@ class GroupedObjective(RoundsObjective):
         for m, group in enumerate(groups):  # no confusion of an annotator is built
             rows += members[:, m : m + 1] * group[annotations.label]
         evidence = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
-        return posterior_of_evidence(logits.log_softmax(-1), evidence, annotations)
+        return posterior_of_log_likelihood(logits.log_softmax(-1), evidence, annotations)
 
     def _members(self) -> Tensor:
         """``[R, M]``: p(group | annotator), as far as known."""
