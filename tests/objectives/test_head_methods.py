@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 from support.heads import ITEM, MAKERS, D, features_of, head_probs, make
+from support.memory import Largest
+from support.planted import annotate, blobs, fit, planted
 from support.small_crowd import ANNOTATOR, LABEL, C, R, batch, logits_of, perturbed
-from test_methods import Largest, annotate, blobs, fit, planted
 from torch import Tensor, nn
 
 from crowdnal.data import Annotations
@@ -297,7 +298,8 @@ def test_recovers_planted_confusions_and_beats_majority_vote(name):
 @pytest.mark.parametrize("name", ["crowd-layer-over", "union-net", "doctor-net", "weighted-doctor-net", "max-mig"])
 def test_crowdnal_train(name, tmp_path):
     pytest.importorskip("timm")
-    small_run = pytest.importorskip("small_run")
+    from support import small_run
+
     root = small_run.write(tmp_path)
     options = {"weighted-doctor-net": ("head_epochs=3",), "crowd-layer-over": ("rank=2",)}.get(name, ())
     config = small_run.frozen(root, tmp_path / name, objective=name, options=options, holdout=0.2, epochs=6, amp=True)

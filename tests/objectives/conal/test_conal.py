@@ -6,32 +6,13 @@ import copy
 
 import pytest
 import torch
+from support.conal import FEATURES, HARD, ITEM, OPTIONS, PEOPLE_IN_CROWD, D, crowd_of, make
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor, nn
 
 from crowdnal import metrics
 from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL, MajorityVote
-from crowdnal.simulation import common_and_individual
-
-D = 5
-ITEM = [0, 0, 2, 2, 2, 3]
-FEATURES = torch.randn(4, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-PEOPLE = torch.randn(R, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-OPTIONS = {
-    "logits": {},
-    "probabilities": {"mixing": "probabilities"},
-    "items not normalised": {"normalize_items": False, "separation_weight": 0.3},
-    "batch": {"scope": "batch", "separation_weight": 0.3, "mixing": "probabilities"},
-    "people": {"annotator_features": PEOPLE, "separation_weight": 0.0},
-    "sparse": {"sparse_grad": True, "scope": "batch", "separation_weight": 0.3},
-    "sparse people": {"sparse_grad": True, "scope": "batch", "mixing": "probabilities", "annotator_features": PEOPLE},
-}
-
-
-def make(classes: int = C, annotators: int = R, **options) -> CoNAL:
-    torch.manual_seed(0)
-    return CoNAL(classes, annotators, **{"feature_dim": D, "embedding_dim": 4, "hidden_dim": 6, **options})
 
 
 def plain_omega(objective: CoNAL, features: Tensor = FEATURES) -> Tensor:
@@ -151,20 +132,6 @@ def test_batch_scope_reaches_the_batch_alone():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("items", [0, 3])
-def test_an_empty_batch_is_zero_with_zero_gradients(items, name):
-    objective = make(**OPTIONS[name])
-    nothing = Annotations([0] * (items + 1), [], [], num_annotators=R, num_classes=C)
-    logits = torch.randn(items, C, requires_grad=True)
-    loss = objective(logits, nothing, torch.randn(items, D))
-    assert loss.item() == 0
-    loss.backward()
-    for tensor in (logits, *objective.parameters()):
-        assert tensor.grad is not None and torch.equal(tensor.grad.to_dense(), torch.zeros_like(tensor))
-    assert objective.posterior(logits, nothing, torch.randn(items, D)).shape == (items, C)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
 def test_omega_likelihood_and_posterior_are_the_models(name):
     objective = perturbed(make(**OPTIONS[name]))
     omega = objective.per_annotation_source(batch(), FEATURES)
@@ -239,21 +206,6 @@ def test_matrices_that_have_drifted_far_stay_finite():
 
 
 # Common noise told from individual noise
-
-HARD, PEOPLE_IN_CROWD = 6, 12
-
-
-def crowd_of(pattern: str = "asymmetric", items: int = 2500, seed: int = 0):
-    """Items whose features say their class and, in other directions, which noise their labels have."""
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randint(0, HARD, (items,), generator=generator)
-    centres = 4.0 * torch.eye(HARD)
-    x = torch.cat([centres[truth], torch.zeros(items, 4)], 1) + torch.randn(items, HARD + 4, generator=generator)
-    made = common_and_individual(
-        truth, x[:, HARD:], PEOPLE_IN_CROWD, HARD, pattern=pattern, common_strength=0.6, individual_strength=0.3,
-        contrast=12.0, embedding_dim=4, annotations_per_item=4, seed=seed + 1,
-    )  # fmt: skip
-    return x, truth, made
 
 
 def train(objective, x: Tensor, annotations: Annotations, steps: int = 300, lr: float = 0.02) -> nn.Module:

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.attached import check_compiled, labels, mlp
+from support.conal import FEATURES, PEOPLE, D, make
 from support.small_crowd import C, R, batch, logits_of, perturbed
 from support.small_run import frozen, go, write
-from test_conal import FEATURES, PEOPLE, D, make
 from torch import nn
 
 from crowdnal import attach

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.lia import FEATURES, OPTIONS, PHASES, make, plain_mlp
+from support.lia_crowds import C, D, R, fit, problem
+from support.lia_ml import T, crowd, features_of
+from support.lia_ml import make as make_tags
 from support.small_crowd import batch, logits_of, perturbed
-from test_lia import FEATURES, OPTIONS, PHASES, make, plain_mlp
-from test_lia_crowds import C, D, R, fit, problem
-from test_lia_ml import T, crowd, features_of
-from test_lia_ml import make as make_tags
 from torch import Tensor
 
 from crowdnal import LIA, Annotations
