@@ -32,11 +32,7 @@ class FrozenHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits ``[B, C]``."""
-        return classify(self, self.drop(features))
-
-    def get_classifier(self) -> nn.Module:
-        """As timm's models have it."""
-        return self.classifier
+        return classify(self.classifier, self.drop(features))
 
 
 def frozen_head(model: Any, drop_rate: float, name: str, image_shape: Sequence[int]) -> FrozenHead:

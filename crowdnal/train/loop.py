@@ -132,7 +132,7 @@ class Trainer:
         self.optimizer = _optimizer(model, config)
         self.schedule = _schedule(self.optimizer, config)
         self.progress = Progress()
-        self.callback = _Hooks(self)
+        self.callback = ObjectiveCallback(model, (), annotations)
 
     def fit(self) -> Progress:
         """Train up to the last epoch, with a checkpoint after each."""
@@ -144,7 +144,8 @@ class Trainer:
         before = cudnn.deterministic, cudnn.benchmark
         cudnn.deterministic, cudnn.benchmark = True, False
         try:
-            self.callback.begin(self.progress.epoch)  # before an epoch seeds what it draws
+            everything = torch.arange(len(self.annotations))  # begins before an epoch seeds what it draws
+            self.callback.begin(self.progress.epoch, lambda: self.predict("images", everything))
             with self.reporter.track("epoch", epochs, self.progress.epoch) as track:
                 while self.progress.epoch < epochs:
                     track.advance(1, self._epoch(self.progress.epoch))
@@ -229,18 +230,6 @@ class Trainer:
         blocks = self.inputs.evaluate(split, rows) if len(rows) else ()
         amp = torch.bfloat16 if self.config.amp else None
         return predict_items(self.model, _numbered(blocks), len(rows), amp=amp)
-
-
-class _Hooks(ObjectiveCallback):
-    """Predicts from the inputs of a run, which are no loader of annotations."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__(trainer.model, (), trainer.annotations)
-        self.trainer = trainer
-
-    def predict(self) -> tuple[Tensor, Tensor | None]:
-        """See the base."""
-        return self.trainer.predict("images", torch.arange(len(self.annotations)))
 
 
 def _numbered(blocks: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

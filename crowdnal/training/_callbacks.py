@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.data import Annotations, concat
-from crowdnal.objectives import Round, item_rows, row_table
+from crowdnal.objectives import Predict, Round, item_rows, row_table
 from crowdnal.training._model import CrowdModel
 from crowdnal.training._predict import predict_items
 
@@ -76,13 +76,18 @@ class ObjectiveCallback:
             self._annotations = found if isinstance(found, Annotations) else self._collected()
         return self._annotations
 
-    def begin(self, epoch: int = 0) -> None:
-        """Starts training, or resumes it in a later epoch than 0; does nothing when called again."""
+    def begin(self, epoch: int = 0, predict: Predict | None = None) -> None:
+        """Starts training, or resumes it in a later epoch than 0; does nothing when called again.
+
+        Args:
+            epoch: the first one.
+            predict: what :meth:`predict` gives, from elsewhere than the loader.
+        """
         if not self._begun:
             self._row_of = row_table(self.annotations.item_id)
             objective = self.model.objective
             begin = objective.on_train_start if epoch == 0 else objective.on_train_resume
-            begin(self.annotations, self.predict)
+            begin(self.annotations, predict or self.predict)
             self._begun = True
 
     def on_epoch_start(self, epoch: int) -> None:
@@ -119,12 +124,11 @@ class ObjectiveCallback:
                 f"loader gave {int((known > 0).sum())} of the {len(known)} items of the training set, item {row} not: "
                 "predictions of all are needed, so give a loader of the whole set with drop_last=False"
             )
-        mean = [
-            None if table is None else sum_over_processes(table) / known.unsqueeze(1).to(table.dtype)
-            for table in (logits, features)
-        ]
-        assert mean[0] is not None
-        return mean[0], mean[1]
+
+        def mean(table: Tensor) -> Tensor:
+            return sum_over_processes(table) / known.unsqueeze(1).to(table.dtype)
+
+        return mean(logits), None if features is None else mean(features)
 
     def _collected(self) -> Annotations:
         if num_processes() > 1:

@@ -132,7 +132,7 @@ class CrowdModel(nn.Module):
             self._confirm(images)
         hidden = backbone.forward_features(images)
         features = backbone.forward_head(hidden, pre_logits=True)
-        logits = classify(backbone, features) if self._single_head else backbone.forward_head(hidden)
+        logits = classify(backbone.get_classifier(), features) if self._single_head else backbone.forward_head(hidden)
         return self._logits(logits), features
 
     @torch.no_grad()
@@ -188,28 +188,25 @@ def is_timm(model: nn.Module) -> bool:
 
 def pre_logits(model: nn.Module, images: Tensor) -> Tensor:
     """``[B, D]``: what the classifier of a timm model gets."""
-    backbone = cast(Any, model)
-    features: Tensor = backbone.forward_head(backbone.forward_features(images), pre_logits=True)
-    return features
+    return cast(Any, model).forward_head(cast(Any, model).forward_features(images), pre_logits=True)
 
 
-def classify(model: nn.Module, features: Tensor) -> Tensor:
+def classify(classifier: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
     """Logits ``[B, C]`` of a timm model's classifier, a linear layer or the 1x1 convolution that some have."""
-    classifier = cast(Any, model).get_classifier()
     if isinstance(classifier, nn.Conv2d):
         return classifier(features[:, :, None, None]).flatten(1)
-    logits: Tensor = classifier(features)
-    return logits
+    return classifier(features)
 
 
 @torch.no_grad()
 def has_single_head(model: nn.Module, images: Tensor) -> bool:
     """Whether a timm model is its classifier, one layer, on its pre-logits features: seen on these images."""
-    if not isinstance(cast(Any, model).get_classifier(), (nn.Linear, nn.Conv2d)):
+    classifier = cast(Any, model).get_classifier()
+    if not isinstance(classifier, (nn.Linear, nn.Conv2d)):
         return False
     with evaluating(model):  # no dropout, no batch statistics, so that neither the model nor the random state moves
         features = pre_logits(model, images)
-        return features.dim() == 2 and _same(classify(model, features), model(images))
+        return features.dim() == 2 and _same(classify(classifier, features), model(images))
 
 
 def _has_linear_classifier(model: nn.Module) -> bool:

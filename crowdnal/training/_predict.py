@@ -29,12 +29,9 @@ def predict_items(
             with torch.autocast(rows.device.type, amp, enabled=amp is not None):
                 logits, features = model.logits_and_features(images)
                 given = [model.objective.predict(logits, features), *([] if features is None else [features])]
-            if not tables:
-                kinds = [torch.promote_types(part.dtype, torch.float32) for part in given]
-                tables = [
-                    part.new_zeros(num_items, *part.shape[1:], dtype=kind)
-                    for part, kind in zip(given, kinds, strict=True)
-                ]
+            for part in given[len(tables) :]:  # of the first batch
+                kind = torch.promote_types(part.dtype, torch.float32)
+                tables.append(part.new_zeros(num_items, *part.shape[1:], dtype=kind))
             for table, part in zip(tables, given, strict=True):
                 table.index_copy_(0, rows, part.to(table))
     torch.clear_autocast_cache()  # an outer autocast would go on with weights that were cast without a gradient
