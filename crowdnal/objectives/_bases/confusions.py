@@ -22,6 +22,7 @@ from crowdnal.confusion import (
     VectorConfusion,
 )
 from crowdnal.data import Annotations
+from crowdnal.functional.segments import distinct
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions
 from crowdnal.objectives._bases.batch import Batch
 
@@ -150,16 +151,9 @@ class MixtureObjective(ConfusionObjective):
 
 
 def annotators_in(annotations: Annotations) -> tuple[Tensor, Tensor]:
-    """Each annotator of the batch once, in min(nnz, R) slots, and a float mask of the slots in use.
-
-    The number of slots depends on shapes alone: no synchronisation with a device, no data-dependent shape.
-    """
-    ordered = annotations.annotator[annotations.order]
-    slot = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).cumsum(0)])
-    chosen = ordered.new_zeros(min(len(ordered), annotations.num_annotators))
-    present = torch.zeros_like(chosen, dtype=torch.float32)
-    # annotations of one annotator write the same value to the same slot
-    return chosen.scatter(0, slot, ordered), present.scatter(0, slot, 1.0)
+    """Each annotator of the batch once, in min(nnz, R) slots, and a float mask of the slots in use."""
+    chosen, slot = distinct(annotations.annotator, annotations.order, annotations.num_annotators)
+    return chosen, torch.zeros_like(chosen, dtype=torch.float32).scatter(0, slot, 1.0)
 
 
 def _checked(groups: Groups, num_annotators: int) -> Tensor:

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crowdnal import reference
 from crowdnal._utils.probability import proportions
 from crowdnal.data import Annotations
-from crowdnal.functional import segment_sum
+from crowdnal.functional import mixture_step, segment_sum
 from crowdnal.functional.segments import annotation_weight, scatter_rows
 
 FLOOR = 1e-10
@@ -143,12 +142,7 @@ def as_one(annotations: Annotations) -> Annotations:
 
 def _link(log_f: Tensor, log_confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Tensor]:
     """Each label's ``-log Σ_k f_k A[k, y]`` ``[nnz]`` and the posterior of its item's class ``[nnz, C]``."""
-    a = as_one(annotations)
-    _, nll, posterior, _ = torch.ops.crowdnal.mixture_link(
-        log_f, log_confusion.unsqueeze(0).contiguous(), None, a.indptr, a.item, a.annotator, a.order, a.label,
-        reference.NONE, False,
-    )  # fmt: skip
-    return nll, posterior
+    return mixture_step(log_f, log_confusion.unsqueeze(0), as_one(annotations))
 
 
 def _by_label(rows: Tensor, annotations: Annotations) -> Tensor:
