@@ -26,7 +26,7 @@ from crowdnal.objectives import (
     TraceRegularized,
 )
 from crowdnal.train import InputError
-from crowdnal.train.config import parse_options
+from crowdnal.train.options import parse_options
 
 RANK = {
     "crowd-layer": partial(CrowdLayer, rank=2),
