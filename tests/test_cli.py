@@ -202,8 +202,10 @@ def test_missing_arguments(capsys):
 
 def test_objectives(capsys):
     assert cli.main(["objectives"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    listed, advice = capsys.readouterr().out.split("\n\n")
+    lines = listed.splitlines()
     assert [line.split()[0] for line in lines] == list(OBJECTIVES) and all(len(line) > 40 for line in lines)
+    assert "`" not in listed and all(name in OBJECTIVES for name in re.findall(r"\b[a-z]+(?:-[a-z]+)+\b", advice))
 
 
 def test_demo_tells_what_it_measured(tmp_path, capsys, monkeypatch):

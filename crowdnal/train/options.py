@@ -151,8 +151,9 @@ def plain(text: str) -> str:
     """A docstring's reStructuredText as plain text."""
     text = re.sub(r":\w+:`~[\w.]*?(\w+)`", r"\1", text)
     text = re.sub(r"``([^`\n]+)``( {2,})", r"\1\2    ", text)  # in a table the columns stay where they are
-    text = re.sub(r"(?::\w+:)?`([^`]+)`", r"\1", text.replace("``", "`"))
-    text = re.sub(r"(?<![\w*])(\*\*?)(\w[^*\n]*)\1", r"\2", text)
+    pieces = re.split(r"(?::\w+:)?`([^`]+)`", text.replace("``", "`"))  # prose and code by turns
+    pieces[::2] = [re.sub(r"(?<![\w*])(\*\*?)(\w[^*\n]*)\1", r"\2", prose) for prose in pieces[::2]]
+    text = "".join(pieces)
     return re.sub(r"::$", ":", re.sub(r"^=[= ]+=\n?", "", text, flags=re.M), flags=re.M)
 
 
