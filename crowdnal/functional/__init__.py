@@ -4,8 +4,8 @@ from crowdnal.functional._autograd._function import Normalization
 from crowdnal.functional.losses import crowd_cross_entropy, crowd_marginal_nll, crowd_mixture_nll, crowd_posterior
 from crowdnal.functional.primitives import (
     em_step,
-    evidence,
     label_counts,
+    label_log_likelihood,
     mix,
     mix_annotators,
     mix_items,
@@ -22,7 +22,7 @@ __all__ = [
     "crowd_mixture_nll",
     "crowd_posterior",
     "em_step",
-    "evidence",
+    "label_log_likelihood",
     "label_counts",
     "mix",
     "mix_annotators",

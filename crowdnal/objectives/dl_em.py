@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from crowdnal._utils.distributed import num_processes, sum_over_processes
-from crowdnal.aggregation import FLOOR, possible, pseudo_counts_of
+from crowdnal.aggregation.em import FLOOR, possible, pseudo_counts_of
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_posterior, label_counts
 from crowdnal.objectives._bases.base import Predict

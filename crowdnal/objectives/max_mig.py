@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction, crowd_mixture_nll, crowd_posterior, evidence
+from crowdnal.functional import Reduction, crowd_mixture_nll, crowd_posterior, label_log_likelihood
 from crowdnal.objectives._bases.base import Objective, Predict
 
 Start = Literal["votes", "identity"]
@@ -93,7 +93,7 @@ class MaxMIG(Objective):
         """Log of the aggregator's guess, ``[B, C]``; the prior for an item without labels."""
         dtype = torch.promote_types(self.annotators.weight.dtype, torch.float32)
         log_prior = self.prior_logits.to(dtype).log_softmax(0)
-        return (log_prior + evidence(self.annotators.weight, annotations)).log_softmax(-1)
+        return (log_prior + label_log_likelihood(self.annotators.weight, annotations)).log_softmax(-1)
 
     def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         labelled = annotations.counts > 0

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import FLOOR, possible
+from crowdnal.aggregation.em import FLOOR, possible
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, label_counts
 from crowdnal.functional.segments import annotation_weight

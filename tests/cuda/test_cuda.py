@@ -33,7 +33,7 @@ DEVICE = "cuda"
 KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
 SOFTMAX = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward"]
 MIXTURE = ["mixture_link", "mixture_link_backward"]
-JOINT = ["evidence", "counts", "joint_link", "joint_link_backward", "em_step"]
+JOINT = ["label_log_likelihood", "label_counts", "joint_link", "joint_link_backward", "em_step"]
 PAIRS = ["pair_confusion", "pair_confusion_backward"]
 LISTS: dict[str, Callable[..., list[tuple[Any, ...]]]] = {
     **dict.fromkeys(SOFTMAX + MIXTURE, test_ops.arguments),

@@ -38,7 +38,7 @@ def test_bitwise_equal_over_runs_and_layouts(name: str, sizes: tuple[int, ...], 
 
 @dtypes
 def test_every_number_is_read_as_it_is(dtype: torch.dtype) -> None:
-    check_every_number(lambda *args: on_device("evidence")(*args)[0], dtype)
+    check_every_number(lambda *args: on_device("label_log_likelihood")(*args)[0], dtype)
     table, chosen = torch.randn(7, 5, 9).to(dtype), torch.tensor([6, 0, 0, 3])
     assert torch.equal(on_device("select")(table, chosen)[0], table[chosen])
 

@@ -61,7 +61,7 @@ def test_the_same_bits_in_every_order(emulated: Emulated, name: str, dtype: torc
 
 @dtypes
 def test_every_number_is_read_as_it_is(emulated: Emulated, dtype: torch.dtype) -> None:
-    check_every_number(emulated.op("evidence"), dtype)
+    check_every_number(emulated.op("label_log_likelihood"), dtype)
 
 
 @dtypes

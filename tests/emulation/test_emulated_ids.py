@@ -21,14 +21,14 @@ READ = {
     "softmax_link": ("item", "annotator", "label"),
     "mixture_link": ("item", "annotator", "label"),
     "joint_link": ("annotator", "label"),
-    "evidence": ("annotator", "label"),
-    "counts": ("annotator",),
+    "label_log_likelihood": ("annotator", "label"),
+    "label_counts": ("annotator",),
     "em_step": ("annotator", "label"),
     "pair_confusion": ("item", "annotator", "label"),
 }
 ARGUMENTS = {
     **dict.fromkeys(("mix", "mix_items", "mix_annotators", "softmax_link", "mixture_link"), test_ops.arguments),
-    **dict.fromkeys(("joint_link", "evidence", "counts", "em_step"), test_joint_ops.arguments),
+    **dict.fromkeys(("joint_link", "label_log_likelihood", "label_counts", "em_step"), test_joint_ops.arguments),
     "pair_confusion": lambda p, name, kind: make_pairs(p, 2).arguments(name),
 }
 CASES = [(name, tensor) for name, tensors in READ.items() for tensor in tensors]

@@ -16,7 +16,7 @@ from crowdnal import reference
 KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
 MIXTURE = ["mixture_link", "mixture_link_backward"]
 JOINT = ["joint_link", "joint_link_backward"]
-COUNTS = ["evidence", "counts", "em_step"]
+COUNTS = ["label_log_likelihood", "label_counts", "em_step"]
 ARGUMENTS = dict.fromkeys(MIXTURE, test_ops.arguments) | dict.fromkeys(JOINT + COUNTS, test_joint_ops.arguments)
 # (B, R, C, K, annotations an item): both sides of every border between tiers and tiles
 SIZES = [
@@ -77,8 +77,8 @@ def test_a_weight_of_zero_adds_nothing(emulated: Emulated) -> None:
     table[0] = -torch.inf
     weight = (problem.annotations.annotator != 0).double()
     args = (table, weight, *problem.index, problem.annotations.label)
-    op_checks.check_values(emulated.op("evidence"), reference.evidence, args)
-    assert emulated.op("evidence")(*args).isfinite().all()
+    op_checks.check_values(emulated.op("label_log_likelihood"), reference.label_log_likelihood, args)
+    assert emulated.op("label_log_likelihood")(*args).isfinite().all()
 
 
 @pytest.mark.parametrize("labels", [2, 100])  # by masked sums, and by additions where the sums lie
@@ -86,7 +86,7 @@ def test_long_counts_lose_no_accuracy(emulated: Emulated, labels: int) -> None:
     nnz = 9_000
     index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
     values, label = torch.rand(nnz, 3), torch.zeros(nnz, dtype=torch.long)
-    out = emulated.op("counts")(values, None, *index, label, 2, labels)
+    out = emulated.op("label_counts")(values, None, *index, label, 2, labels)
     torch.testing.assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
     assert not out[0, 1:].any() and not out[1].any()
 

@@ -36,7 +36,7 @@ def small() -> Problem:
 @pytest.mark.parametrize("weighted", [True, False])
 def test_statistics_to_second_order(problem: Problem, weighted: bool) -> None:
     a = problem.annotations
-    for function, values in ((F.evidence, problem.stored), (F.label_counts, problem.scores)):
+    for function, values in ((F.label_log_likelihood, problem.stored), (F.label_counts, problem.scores)):
         if weighted:
             inputs = (leaf(values), leaf(problem.weight))
             op_checks.check_both_orders(lambda v, w, f=function: f(v, a, weight=w), inputs)
@@ -114,7 +114,7 @@ def test_compiled_step_equals_eager_without_recompiles(reduction: Any, backend: 
         prior = (features @ linear).log_softmax(1)
         nll = F.crowd_marginal_nll(prior, confusion, annotations, reduction=reduction).sum()
         posterior = F.crowd_posterior(prior, confusion, annotations, normalization="softplus")
-        return nll + F.evidence(F.label_counts(posterior, annotations), annotations).square().sum()
+        return nll + F.label_log_likelihood(F.label_counts(posterior, annotations), annotations).square().sum()
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
@@ -171,7 +171,10 @@ def test_no_annotations_is_zero_loss_and_zero_gradient(num_items: int) -> None:
         assert scores.grad is not None and scores.grad.eq(0).all()
         assert confusion.grad is not None and confusion.grad.eq(0).all()
     torch.testing.assert_close(F.crowd_posterior(p.scores, p.stored, p.annotations), p.scores.softmax(1))
-    assert F.label_counts(p.scores, p.annotations).eq(0).all() and F.evidence(p.stored, p.annotations).eq(0).all()
+    assert (
+        F.label_counts(p.scores, p.annotations).eq(0).all()
+        and F.label_log_likelihood(p.stored, p.annotations).eq(0).all()
+    )
 
 
 def impossible() -> tuple[Annotations, Tensor]:
@@ -198,7 +201,7 @@ def test_weight_zero_of_an_impossible_label_changes_nothing() -> None:
     labels, confusion = impossible()
     weight = leaf(torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0]))
     prior = torch.full((3, 2), 0.5, dtype=torch.double).log()
-    assert F.evidence(confusion, labels, weight=weight).tolist() == [[-math.inf, 0], [-math.inf, 0], [0, 0]]
+    assert F.label_log_likelihood(confusion, labels, weight=weight).tolist() == [[-math.inf, 0], [-math.inf, 0], [0, 0]]
     nll = F.crowd_marginal_nll(prior, confusion, labels, normalization="none", weight=weight)
     nll.backward()
     assert nll.isfinite() and weight.grad is not None and weight.grad.isfinite().all()
@@ -221,7 +224,7 @@ def test_errors_name_the_argument(problem: Problem) -> None:
     with pytest.raises(ValueError, match="num_annotators=4"):
         F.crowd_marginal_nll(p.scores, p.stored[:3], a)
     with pytest.raises(ValueError, match="observed labels.*num_classes=3"):
-        F.evidence(p.confusion, a)
+        F.label_log_likelihood(p.confusion, a)
     with pytest.raises(ValueError, match="log_prior has shape"):
         F.crowd_posterior(p.scores[:, :2], p.stored, a)
     with pytest.raises(ValueError, match=r"posterior has shape \(5, 4\)"):

@@ -34,7 +34,9 @@ def make(seed: int = 3, num_annotators: int = 5) -> Problem:
 
 def matrices(p: Problem, name: str, dtype: torch.dtype) -> Tensor:
     """What the loss of this name takes, [R, ., .]."""
-    confusion = p.stored if name.split()[0] in ("mixture", "marginal", "posterior", "evidence") else p.confusion
+    confusion = (
+        p.stored if name.split()[0] in ("mixture", "marginal", "posterior", "label_log_likelihood") else p.confusion
+    )
     return confusion.to(dtype)
 
 
@@ -65,7 +67,7 @@ def losses(p: Problem, dtype: torch.dtype, **options: Any) -> dict[str, Loss]:
     return out | {
         "mix": lambda z, w: F.mix(z, w, a),
         "mix_items": lambda z, w: F.mix_items(grad, w, a) * z,
-        "evidence": lambda z, w: F.evidence(w, a, weight=weight) * z,
+        "label_log_likelihood": lambda z, w: F.label_log_likelihood(w, a, weight=weight) * z,
         "pairs": pair,
     }
 
@@ -106,7 +108,7 @@ def test_ops_compute_in_single(name: str, dtype: torch.dtype) -> None:
 
 @dtypes
 def test_every_number_is_read_as_it_is(dtype: torch.dtype) -> None:
-    check_every_number(ops.evidence, dtype)
+    check_every_number(ops.label_log_likelihood, dtype)
 
 
 @dtypes
@@ -118,7 +120,7 @@ def test_select_keeps_the_dtype(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
 def test_annotators_out_of_range_are_refused_before_their_matrices_are_read() -> None:
-    for name, position in (("mix", 4), ("evidence", 4), ("em_step", 4)):
+    for name, position in (("mix", 4), ("label_log_likelihood", 4), ("em_step", 4)):
         source = test_ops if name == "mix" else test_joint_ops
         args = list(halved(name, source.arguments(make(), name)[-1], torch.bfloat16))
         args[position] = args[position] + 10**6
@@ -148,18 +150,18 @@ def test_values_and_gradients_are_those_of_converted_matrices(name: str, order: 
 
 @dtypes
 def test_gradients_of_the_weight(dtype: torch.dtype) -> None:
-    """They read rows of the matrices: the derivative of `evidence` for its weight, also twice and in forward mode."""
+    """They read rows of the matrices: the derivative of `label_log_likelihood` for its weight, of both orders."""
     p = make()
     z, stored, rest = p.scores.float(), p.stored.to(dtype), p.annotations
     both = []
     for table in (stored, stored.float()):
         weight, w = leaf(p.weight.float()), leaf(table)
-        value = (F.evidence(w, rest, weight=weight) * z).sum()
+        value = (F.label_log_likelihood(w, rest, weight=weight) * z).sum()
         value = value + F.crowd_marginal_nll(z.log_softmax(1), w, rest, normalization="none", weight=weight)
         value = value + F.crowd_mixture_nll(z.log_softmax(1), w, rest, weight=weight, reduction="sum")
         (first,) = torch.autograd.grad(value, weight, create_graph=True)
         second = torch.autograd.grad(first.square().sum(), w)[0]
-        of_weight = partial(F.evidence, table, rest)
+        of_weight = partial(F.label_log_likelihood, table, rest)
         change = torch.func.jvp(lambda u, f=of_weight: f(weight=u), (p.weight.float(),), (first.detach(),))
         both.append((value, first, second.to(dtype), *change))
     for one, other in zip(*both, strict=True):

@@ -17,12 +17,12 @@ import crowdnal
 from crowdnal import reference
 
 ops = torch.ops.crowdnal
-NAMES = ["evidence", "counts", "joint_link", "joint_link_backward", "em_step"]
+NAMES = ["label_log_likelihood", "label_counts", "joint_link", "joint_link_backward", "em_step"]
 KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
 native = pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
 fast = settings(max_examples=15, deadline=None)
 each_op = pytest.mark.parametrize("name", NAMES)
-CROWDED = make_problem(300, 2, 3, 4, 9, seed=7)  # so many annotations for each cell that `counts` goes by tables
+CROWDED = make_problem(300, 2, 3, 4, 9, seed=7)  # so many annotations for each cell that `label_counts` goes by tables
 LONG = make_problem(2, 1, 60, 40, 1500, seed=7)  # one annotator's run beyond a block, without tables
 
 
@@ -42,9 +42,9 @@ def item_grad(p: Problem) -> Tensor:
 def arguments(p: Problem, name: str, kind: int = reference.SOFTMAX) -> list[tuple[Any, ...]]:
     """Argument lists that together reach every branch of an op."""
     rest = (*p.index, p.annotations.label)
-    if name == "evidence":
+    if name == "label_log_likelihood":
         return [(p.stored, weight, *rest) for weight in (None, p.weight)]
-    if name == "counts":
+    if name == "label_counts":
         sizes = p.annotations.num_annotators, p.annotations.num_classes
         return [(p.scores, weight, *rest, *sizes) for weight in (None, p.weight)]
     if name == "em_step":
@@ -126,7 +126,7 @@ def test_opcheck(name: str) -> None:
             op_checks.check_opcheck(getattr(ops, name), args, differentiable=name != "em_step")
 
 
-@pytest.mark.parametrize("name", ["evidence", "counts", "joint_link"])
+@pytest.mark.parametrize("name", ["label_log_likelihood", "label_counts", "joint_link"])
 @fast
 @given(problem=problems(max_matrices=60_000), kind=st.sampled_from(KINDS))
 def test_first_gradients_equal_autograd_of_the_reference(name: str, problem: Problem, kind: int) -> None:
@@ -141,26 +141,26 @@ def test_long_segments_lose_no_accuracy() -> None:
     index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
     values, label = torch.rand(nnz, 3), torch.zeros(nnz, dtype=torch.long)
     for num_labels in (1, 20_000):
-        out = ops.counts(values, None, *index, label, 1, num_labels)
+        out = ops.label_counts(values, None, *index, label, 1, num_labels)
         torch.testing.assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
 
 
 @native
 def test_native_ops_refuse_what_would_read_out_of_bounds() -> None:
     p = make_problem(6, 4, 2, 3, 4, seed=2)
-    evidence, counts, joint, backward, step = (list(arguments(p, name)[-1]) for name in NAMES)
+    likelihood, counts, joint, backward, step = (list(arguments(p, name)[-1]) for name in NAMES)
     changes: list[tuple[str, list[Any], int, Callable[[Any], Any], str]] = [
-        ("evidence", evidence, 6, lambda t: t + 1, r"label\[\d+\] = 3"),
-        ("evidence", evidence, 1, lambda t: t[1:], "weight"),
-        ("evidence", evidence, 4, lambda t: t + 4, "annotator"),
-        ("evidence", evidence, 2, lambda t: t + 1, "indptr"),
-        ("counts", counts, 0, lambda t: t[1:], "values"),
-        ("counts", counts, 0, lambda t: t[0], "2 dimensions"),
-        ("counts", counts, 1, lambda t: t.float(), "dtype"),
-        ("counts", counts, 5, lambda t: t * 0, "order"),
-        ("counts", counts, 7, lambda n: n - 2, "annotator"),
-        ("counts", counts, 8, lambda n: n - 1, "label"),
-        ("counts", counts, 8, lambda n: -1, "must not be negative"),
+        ("label_log_likelihood", likelihood, 6, lambda t: t + 1, r"label\[\d+\] = 3"),
+        ("label_log_likelihood", likelihood, 1, lambda t: t[1:], "weight"),
+        ("label_log_likelihood", likelihood, 4, lambda t: t + 4, "annotator"),
+        ("label_log_likelihood", likelihood, 2, lambda t: t + 1, "indptr"),
+        ("label_counts", counts, 0, lambda t: t[1:], "values"),
+        ("label_counts", counts, 0, lambda t: t[0], "2 dimensions"),
+        ("label_counts", counts, 1, lambda t: t.float(), "dtype"),
+        ("label_counts", counts, 5, lambda t: t * 0, "order"),
+        ("label_counts", counts, 7, lambda n: n - 2, "annotator"),
+        ("label_counts", counts, 8, lambda n: n - 1, "label"),
+        ("label_counts", counts, 8, lambda n: -1, "must not be negative"),
         ("joint_link", joint, 0, lambda t: t[:, 1:], "log_prior"),
         ("joint_link", joint, 6, lambda t: t.flip(0), "order"),
         ("joint_link", joint, 1, lambda t: t[..., :0], "at least one class"),

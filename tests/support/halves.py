@@ -61,9 +61,9 @@ def check_half(op: Callable[..., Any], name: str, args: tuple[Any, ...], dtype: 
         assert all(torch.equal(a, b) for a, b in zip(ours, as_tuple(op(*single)), strict=True))
 
 
-def check_every_number(evidence: Callable[..., Tensor], dtype: torch.dtype) -> None:
+def check_every_number(op: Callable[..., Tensor], dtype: torch.dtype) -> None:
     """All numbers of 16 bits as the matrices [256, 1, 256] of an item each."""
     table = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).reshape(256, 1, 256)
     each = torch.arange(256)
-    out = evidence(table, None, torch.arange(257), each, each, each, torch.zeros_like(each))
+    out = op(table, None, torch.arange(257), each, each, each, torch.zeros_like(each))
     torch.testing.assert_close(out, table.float().squeeze(1), rtol=0, atol=0, equal_nan=True)

@@ -8,6 +8,7 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
+from crowdnal import metrics
 from crowdnal.aggregation import posterior
 from crowdnal.data import Annotations, as_annotations
 from crowdnal.functional import Reduction
@@ -114,8 +115,8 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal (min(C, K) cells); 1 = always right."""
-        return self.confusion().diagonal(dim1=1, dim2=2).mean(-1)
+        """``[R]``: :func:`crowdnal.metrics.reliability` of the confusions, balanced accuracy; 1 = always right."""
+        return metrics.balanced_accuracy(self.confusion().diagonal(dim1=1, dim2=2), self.num_classes)
 
     def penalty(self, annotations: Annotations) -> Tensor | None:
         """Regulariser: a scalar that ``loss`` adds once to a reduced, non-empty batch; None = none."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import posterior_of_evidence
+from crowdnal import metrics
+from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.confusion import BlockwiseConfusion, FreeConfusion, LowRankMixture, NormalizedConfusion, VectorConfusion
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
@@ -56,9 +57,9 @@ class ConfusionObjective(Objective):
         return self._of_annotators(self.annotators.probs())
 
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal; of low-rank matrices without building them all."""
+        """``[R]``: :func:`crowdnal.metrics.reliability`; low-rank matrices are not built for it."""
         if isinstance(self.annotators, (LowRankMixture, BlockwiseConfusion)):
-            return self._of_annotators(self.annotators.diagonals().mean(-1))
+            return self._of_annotators(metrics.balanced_accuracy(self.annotators.diagonals(), self.num_classes))
         return super().reliability()
 
     def extra_repr(self) -> str:
@@ -82,7 +83,7 @@ class ConfusionObjective(Objective):
         if not isinstance(self.annotators, (LowRankMixture, BlockwiseConfusion)):
             return super()._posterior(logits, annotations, features)
         rows = self.annotators.log_likelihoods(self._by_matrix(annotations)).to(logits.dtype)
-        return posterior_of_evidence(logits.log_softmax(-1), rows, annotations)
+        return posterior_of_log_likelihood(logits.log_softmax(-1), rows, annotations)
 
 
 class MixtureObjective(ConfusionObjective):

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import (
+from crowdnal.aggregation import vote_proportions
+from crowdnal.aggregation.em import (
     FLOOR,
     check_gold,
     check_prior,
@@ -16,7 +17,6 @@ from crowdnal.aggregation import (
     log_shares,
     possible,
     pseudo_counts_of,
-    vote_proportions,
 )
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_mixture_nll, em_step

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from crowdnal import reference
+from crowdnal._utils.probability import proportions
 from crowdnal.data import Annotations
 from crowdnal.functional import segment_sum
 from crowdnal.functional.segments import annotation_weight, scatter_rows
@@ -105,7 +106,8 @@ def maximise(expected: Expected, smoothing: float = 0.0) -> tuple[Tensor, Tensor
         expected: of an E-step.
         smoothing: pseudo-count added to every group and to every cell of every confusion; the authors' code adds 1.
     """
-    return _shares(expected.groups + smoothing, 0).log(), _shares(expected.counts + smoothing, 1).log()
+    groups, counts = expected.groups + smoothing, expected.counts + smoothing
+    return proportions(groups, 0, FLOOR).log(), proportions(counts, 1, FLOOR).log()
 
 
 def group_log_probs(log_f: Tensor, log_beta: Tensor, annotations: Annotations) -> Tensor:
@@ -160,11 +162,3 @@ def _evidence(log_probs: Tensor, annotations: Annotations) -> Tensor:
     weight = annotation_weight(annotations, None, log_probs.dtype)
     rows = log_probs if weight is None else log_probs * weight.unsqueeze(1)
     return scatter_rows(rows, annotations.annotator, annotations.order, annotations.num_annotators)
-
-
-def _shares(counts: Tensor, dim: int) -> Tensor:
-    """Counts as distributions along ``dim``, none below the floor; uniform where there are none."""
-    total = counts.sum(dim, keepdim=True)
-    shares = torch.where(total > 0, counts / torch.where(total > 0, total, 1.0), 1 / counts.shape[dim])
-    shares = shares.clamp(min=FLOOR)
-    return shares / shares.sum(dim, keepdim=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import posterior_of_evidence
+from crowdnal import metrics
+from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.rounds import RoundsObjective
@@ -34,9 +35,9 @@ class GroupedObjective(RoundsObjective):
         return torch.einsum("rm,mck->rck", self._members().to(groups), groups)
 
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal (min(C, K) cells); no confusion of an annotator is built."""
-        diagonals = self.group_confusion().diagonal(dim1=1, dim2=2).mean(-1)
-        return self._members().to(diagonals) @ diagonals
+        """``[R]``: :func:`crowdnal.metrics.reliability`, mixed from the groups': no annotator's matrix is built."""
+        groups = metrics.balanced_accuracy(self.group_confusion().diagonal(dim1=1, dim2=2), self.num_classes)
+        return self._members().to(groups) @ groups
 
     def group_confusion(self) -> Tensor:
         """``[M, C, K]``, detached: β, row = true class, rows sum to 1."""
@@ -88,7 +89,7 @@ class GroupedObjective(RoundsObjective):
         for m, group in enumerate(groups):  # no confusion of an annotator is built
             rows += members[:, m : m + 1] * group[annotations.label]
         evidence = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
-        return posterior_of_evidence(logits.log_softmax(-1), evidence, annotations)
+        return posterior_of_log_likelihood(logits.log_softmax(-1), evidence, annotations)
 
     def _members(self) -> Tensor:
         """``[R, M]``: p(group | annotator), as far as known."""

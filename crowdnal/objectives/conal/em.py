@@ -7,7 +7,9 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import Omega, State, posterior
+from crowdnal import metrics
+from crowdnal.aggregation import posterior
+from crowdnal.aggregation.common_confusion import CommonConfusionEM, Omega
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_mixture_nll
 from crowdnal.objectives._bases.rounds import RoundsObjective
@@ -68,6 +70,11 @@ class CoNALEM(RoundsObjective):
         """``[R, C, K]``: the individual ones."""
         return self.individual.transpose(1, 2).clone()
 
+    def reliability(self) -> Tensor:
+        """``[R]``: of what labels come from, ``ω common + (1 - ω) individual``: the individual ones hold the rest."""
+        mixed = self._mixed(torch.promote_types(self.omega.dtype, torch.float32))
+        return metrics.balanced_accuracy(mixed.diagonal(dim1=1, dim2=2), self.num_classes)
+
     def common_confusion(self) -> Tensor:
         """``[C, K]``: the common one."""
         return self.common.t().clone()
@@ -75,12 +82,12 @@ class CoNALEM(RoundsObjective):
     def _start(self) -> None:
         super()._start()
         assert self._annotations is not None
-        em = State(self._annotations, None, self.per, self.smoothing, torch.float64)
+        em = CommonConfusionEM(self._annotations, None, self.per, self.smoothing, torch.float64)
         em.maximise()
         self._keep(em)
 
     def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> float:
-        em = State(annotations, logits.double(), self.per, self.smoothing, torch.float64)
+        em = CommonConfusionEM(annotations, logits.double(), self.per, self.smoothing, torch.float64)
         em.common, em.own = self.common.double(), self.individual.double()
         per_annotation = self.annotation_omega if self.per == "annotation" else self.omega[annotations.annotator]
         em.omega = per_annotation.double()
@@ -90,7 +97,7 @@ class CoNALEM(RoundsObjective):
         self._keep(em)
         return likelihood
 
-    def _keep(self, em: State) -> None:
+    def _keep(self, em: CommonConfusionEM) -> None:
         self.common.copy_(em.common)
         self.individual.copy_(em.own)
         self.omega.copy_(em.annotator_source(em.omega))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crowdnal.aggregation import posterior_of_evidence
+from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.confusion import FreeConfusion, LowRankConfusion, eye, whole
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_cross_entropy
@@ -189,7 +189,7 @@ class CoNAL(ConfusionObjective):
         for k in range(self.num_classes):
             individual = partial(crowd_cross_entropy, certain, self.annotators.row(k).to(logits.dtype), owners)
             nll.append(self._mixed(individual, certain @ common[k : k + 1], source, annotations, ones, "none"))
-        return posterior_of_evidence(logits.log_softmax(-1), -torch.stack(nll, 1), annotations)
+        return posterior_of_log_likelihood(logits.log_softmax(-1), -torch.stack(nll, 1), annotations)
 
     def extra_repr(self) -> str:
         """What ``print(objective)`` adds."""
