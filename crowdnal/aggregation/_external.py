@@ -125,9 +125,15 @@ def _log_odds(model: Any, frame: Any, annotations: Annotations) -> Tensor:
 
 
 def _labels(model: Any, frame: Any, annotations: Annotations) -> Tensor:
-    found = model.fit_predict(frame).reindex(range(len(annotations)), fill_value=-1)
-    labels = torch.from_numpy(found.to_numpy(dtype=int).copy())
-    known = labels.unsqueeze(1) == torch.arange(annotations.num_classes)
+    try:
+        found = model.fit_predict(frame).reindex(range(len(annotations)))
+    except KeyError as error:  # the sign of a sum of 0 or NaN, which crowd-kit looks up
+        raise ValueError(
+            f"'kos' finds no class for an item, whose messages add up to {error}: annotators need several labels "
+            "each, and n_iter few enough that nothing overflows; or use another method"
+        ) from error
+    labels = torch.from_numpy(found.to_numpy(dtype=float, na_value=float("nan")).copy())
+    known = labels.unsqueeze(1) == torch.arange(annotations.num_classes)  # NaN is no class: uniform
     return proportions(known.double(), 1).to(annotations.device)
 
 

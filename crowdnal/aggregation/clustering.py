@@ -16,8 +16,6 @@ from torch import Tensor
 from crowdnal._utils.extras import require
 from crowdnal.aggregation.em import FLOOR
 
-__all__ = ["cluster_matrices", "confusion_points", "farthest_first_clusters", "fit_clusters", "largest_first"]
-
 _BATCH = 1024
 
 

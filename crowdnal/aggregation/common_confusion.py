@@ -14,8 +14,6 @@ from crowdnal.data import Annotations
 from crowdnal.functional import segment_sum
 from crowdnal.functional.segments import scatter_rows
 
-__all__ = ["CommonConfusionEM", "Omega"]
-
 Omega = Literal["annotation", "annotator"]
 
 

@@ -16,21 +16,6 @@ from crowdnal._utils.probability import proportions
 from crowdnal.data import Annotations
 from crowdnal.functional.segments import annotation_weight
 
-__all__ = [
-    "FLOOR",
-    "AggregationResult",
-    "check_gold",
-    "check_options",
-    "check_prior",
-    "check_smoothing",
-    "classes_of",
-    "iterate",
-    "log_shares",
-    "possible",
-    "pseudo_counts_of",
-    "weights_of",
-]
-
 FLOOR = 1e-10
 """Least expected count of a label that an annotator gave, and least probability of a class that is in play."""
 _HEADROOM = 1024

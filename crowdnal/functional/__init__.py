@@ -9,6 +9,7 @@ from crowdnal.functional.primitives import (
     mix,
     mix_annotators,
     mix_items,
+    mixture_step,
     pair_confusion,
     segment_sum,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "mix",
     "mix_annotators",
     "mix_items",
+    "mixture_step",
     "pair_confusion",
     "segment_sum",
 ]

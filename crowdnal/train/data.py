@@ -34,11 +34,6 @@ class Images:
     def __len__(self) -> int:
         return len(self.files)
 
-    @property
-    def has_truth(self) -> bool:
-        """Whether any true class is known."""
-        return bool((self.truth >= 0).any())
-
 
 @dataclass(frozen=True)
 class TrainingData:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_dawid_skene import simulated
-from test_label_models import coins
+from support.crowds import coins, simulated
 
 import crowdnal
 from crowdnal import Annotations, aggregate, metrics

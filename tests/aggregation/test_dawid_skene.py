@@ -15,24 +15,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.crowds import weighted
+from support.crowds import simulated, weighted
 from torch import Tensor
 
 from crowdnal import Annotations, DawidSkeneResult, dawid_skene, metrics
-from crowdnal.simulation import simulate
 
 DATA = os.environ.get("CROWDNAL_DATA")
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "dawid_skene.py"
 SIZES = [(2, 20, 200), (5, 30, 500)]  # classes, annotators, items
-
-
-def simulated(classes: int, annotators: int, items: int) -> tuple[Annotations, Tensor, Tensor]:
-    """(annotations, truth, confusions); some rows of a confusion hold little, so that counts of 0 occur."""
-    generator = torch.Generator().manual_seed(classes)
-    noise = 2 * torch.randn(annotators, classes, classes, generator=generator, dtype=torch.double)
-    confusion = (noise + 3 * torch.eye(classes)).softmax(2)
-    truth = torch.randint(classes, (items,), generator=generator)
-    return simulate(truth, confusion, annotations_per_item=5, seed=1), truth, confusion
 
 
 def same(a: DawidSkeneResult, b: DawidSkeneResult) -> None:

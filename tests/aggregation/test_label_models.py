@@ -11,23 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.crowds import weighted
-from test_dawid_skene import simulated
+from support.crowds import coins, simulated, weighted
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from crowdnal import Annotations, dawid_skene, metrics, mmce, one_coin, worker_clustering
 from crowdnal.aggregation._mmce import _Model
 from crowdnal.simulation import simulate
-
-
-def coins(seed: int = 0) -> tuple[Annotations, Tensor, Tensor]:
-    """(annotations, truth, reliabilities) of 40 annotators who are right with .3 to .95, 4 classes."""
-    reliability = torch.linspace(0.3, 0.95, 40, dtype=torch.double)
-    eye = torch.eye(4, dtype=torch.bool)
-    confusion = torch.where(eye, reliability.view(-1, 1, 1), (1 - reliability.view(-1, 1, 1)) / 3)
-    truth = torch.randint(4, (400,), generator=torch.Generator().manual_seed(seed))
-    return simulate(truth, confusion, annotations_per_item=8, seed=seed), truth, reliability
 
 
 def clustered() -> tuple[Annotations, Tensor, Tensor, Tensor]:

@@ -6,10 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from support import contract
+from support.planted import fit
 from support.small_crowd import C, R, batch, logits_of, perturbed
 from support.wide_crowd import wide_annotations, wide_blobs
-from test_methods import fit
 
 from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, OverparametrizedCrowdLayer, TraceRegularized
 
@@ -24,16 +23,6 @@ MAKERS = {
     "geocrowdnet W": partial(GeoCrowdNet, volume="W"),
     "geocrowdnet W rank": partial(GeoCrowdNet, volume="W", rank=2),
 }
-
-
-def in_pairs(c, r, *, make, **kwargs):
-    """Annotators 0, 2, ... share a confusion, and 1, 3, ..."""
-    return make(c, r, groups=[i % 2 for i in range(r)], **kwargs)
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_contract_of_groups(name: str) -> None:
-    contract.check({name: partial(in_pairs, make=MAKERS[name])}, name, [*contract.EVERYONE, *contract.CONFUSIONS])
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -6,12 +6,12 @@ import inspect
 from functools import partial
 
 import pytest
-import test_systems
 import torch
-from support import contract
+from support import attached
+from support.low_rank import RANK, dense_scores
+from support.memory import Largest
 from support.problems import make_problem
 from support.small_crowd import C, R, batch, perturbed
-from test_methods import Largest
 from torch import Tensor
 
 from crowdnal.confusion import FreeConfusion, LowRankConfusion, LowRankMixture, NormalizedConfusion, StackedConfusion
@@ -22,42 +22,13 @@ from crowdnal.objectives import (
     GeoCrowdNet,
     Objective,
     OverparametrizedCrowdLayer,
-    SingleConfusion,
     TraceRegularized,
 )
 from crowdnal.train import InputError
 from crowdnal.train.config import parse_options
-
-RANK = {
-    "crowd-layer": partial(CrowdLayer, rank=2),
-    "crowd-layer-over": partial(OverparametrizedCrowdLayer, rank=2),
-    "crowd-layer-over softmax": partial(OverparametrizedCrowdLayer, rank=2, hidden="softmax"),
-    "trace": partial(TraceRegularized, rank=2),
-    "trace batch": partial(TraceRegularized, rank=1, scope="batch", trace_weight=0.3),
-    "geocrowdnet": partial(GeoCrowdNet, rank=3, volume_weight=0.1),
-    "geocrowdnet W": partial(GeoCrowdNet, rank=2, volume="W", volume_weight=0.3),
-    "geocrowdnet W batch": partial(GeoCrowdNet, rank=2, volume="W", volume_weight=0.3, scope="batch"),
-    "single-confusion": partial(SingleConfusion, rank=2, regularizer="frobenius"),
-}
-
-
-@pytest.mark.parametrize("name", RANK)
-def test_contract_of_low_rank(name: str) -> None:
-    own = contract.OWN_MATRICES[: {"single-confusion": 0, "geocrowdnet W": 1}.get(name)]  # W pulls on everyone's
-    contract.check(RANK, name, [*contract.EVERYONE, *contract.CONFUSIONS, *own])
-
+from crowdnal.training import attach
 
 # Low rank
-
-
-def dense_scores(m: LowRankConfusion) -> Tensor:
-    """W [R, C, K]."""
-    annotators, classes, _ = m.left.shape
-    w = torch.zeros(annotators, classes, m.right.shape[2], dtype=m.left.dtype)
-    for k in range(m.diagonal.shape[1]):
-        w[:, k, k] = 1.0
-        w[:, k, k] *= m.diagonal[:, k]
-    return w + torch.einsum("rcm,rmk->rck", m.left, m.right)
 
 
 def dense_mixture(m: LowRankMixture) -> Tensor:
@@ -326,7 +297,6 @@ def test_options_of_the_command_line():
     ],
     ids=["F", "W", "trace", "over"],
 )
-def test_torch_func_and_compile(make, monkeypatch):
-    monkeypatch.setattr(test_systems, "ATTACHED", {"this": make})
-    test_systems.test_functional_call_and_func_grad("this")
-    test_systems.test_compiled_step_equals_eager_and_is_compiled_once("this")
+def test_torch_func_and_compile(make):
+    attached.check_functional_call(attach(attached.mlp(), make(attached.C, attached.R)))
+    attached.check_compiled(attach(attached.mlp(), make(attached.C, attached.R)))

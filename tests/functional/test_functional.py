@@ -19,6 +19,7 @@ from crowdnal.functional._autograd.softmax_link import SoftmaxLink, SoftmaxLinkB
 
 REDUCTIONS = ["mean", "sum", "none", "item_mean"]
 NORMALIZATIONS = ["none", "softmax", "softplus"]
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.fixture
@@ -211,6 +212,7 @@ def test_low_precision_inputs_are_computed_in_float32(problem: Problem, dtype: t
         assert grad.dtype == dtype and grad.isfinite().all()
 
 
+@pytest.mark.installed_kernels
 def test_autocast_computes_the_loss_in_float32(problem: Problem) -> None:
     p = problem
     scores, confusion = p.scores.float(), p.confusion.float()

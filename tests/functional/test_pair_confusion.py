@@ -20,6 +20,8 @@ import crowdnal.functional as F
 from crowdnal import reference
 from crowdnal.functional._autograd.pair_confusion import PairConfusion, PairConfusionBackward
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 @pytest.fixture
 def case() -> Pairs:
@@ -269,6 +271,7 @@ def test_vmap_equals_a_loop(case: Pairs, in_dims: tuple[int | None, int | None])
             torch.testing.assert_close(ours, torch.stack(wanted))
 
 
+@pytest.mark.installed_kernels
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_compiled_step_equals_eager_without_recompiles(backend: str) -> None:
     torch._dynamo.reset()

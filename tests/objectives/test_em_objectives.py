@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_objectives as every
 import torch
 from support.attached import labels, mlp
+from support.crowds import simulated
+from support.planted import annotate, blobs, planted
 from support.small_crowd import C, R, batch, logits_of
-from test_dawid_skene import simulated
-from test_methods import annotate, blobs, planted
 from torch import Tensor, nn
 
 import crowdnal
@@ -275,44 +274,6 @@ def test_targets_are_what_the_aggregation_found(soft: bool) -> None:
 
 
 # What all keep
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_contract(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(*sizes: int, **kwargs: Any) -> Objective:
-        objective = STORED[name](*sizes, **kwargs)
-        objective.on_train_start(batch(), lambda: (logits_of(), None))
-        return objective
-
-    monkeypatch.setattr(every, "MAKERS", {name: make})
-    for one in (
-        every.test_backward_twice_and_scaled_upstream, every.test_inputs_are_not_changed,
-        every.test_no_gradient_asked_none_given, every.test_confident_bfloat16_logits_are_computed_in_float32,
-        every.test_autocast_does_not_touch_the_loss, every.test_dense_targets,
-        every.test_errors_say_what_does_not_fit, every.test_hooks_and_repr,
-    ):  # fmt: skip
-        one(name)
-    confusion_contract(make(C, R).double())
-
-
-def test_contract_of_incremental(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(*sizes: int, **kwargs: Any) -> Objective:
-        return DLEM(*sizes, incremental=True, **kwargs).eval()
-
-    name = "incremental"
-    monkeypatch.setattr(every, "MAKERS", {name: make})
-    for one in (
-        every.test_backward_twice_and_scaled_upstream, every.test_inputs_are_not_changed,
-        every.test_no_gradient_asked_none_given, every.test_confident_bfloat16_logits_are_computed_in_float32,
-        every.test_autocast_does_not_touch_the_loss, every.test_dense_targets, every.test_one_item_one_annotator,
-        every.test_errors_say_what_does_not_fit, every.test_bitwise_repeatable_over_runs_and_threads,
-        every.test_hooks_and_repr, every.test_confusion_is_detached_stochastic_and_starts_diagonal,
-    ):  # fmt: skip
-        one(name)
-    for reduction in ("mean", "sum", "item_mean"):
-        for items in (0, 3):
-            every.test_empty_batch_is_zero_with_zero_gradients(name, items, reduction)
-    confusion_contract(DLEM(C, R, incremental=True).double())
 
 
 def confusion_contract(objective: Objective) -> None:

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 from support.heads import ITEM, MAKERS, D, features_of, head_probs, make
+from support.memory import Largest
+from support.planted import annotate, blobs, fit, planted
 from support.small_crowd import ANNOTATOR, LABEL, C, R, batch, logits_of, perturbed
-from test_methods import Largest, annotate, blobs, fit, planted
 from torch import Tensor, nn
 
 from crowdnal.data import Annotations
 from crowdnal.metrics import confusion_error
 from crowdnal.objectives import (
+    Batch,
     CrowdLayer,
     DoctorNet,
     MajorityVote,
@@ -60,7 +62,7 @@ def test_start_from_the_votes(name):
     matrices = torch.where(total[..., None] > 0, counts / total.clamp(min=1e-9)[..., None], 1 / C)
     offset = 1e-5 if name == "union A" else 1e-2
     torch.testing.assert_close(objective.annotators.weight.detach().transpose(1, 2), (matrices + offset).log())
-    other = MAKERS[name](C, R, start="identity")
+    other = MAKERS[name](C, R, init="identity")
     before = other.confusion()
     other.on_train_start(annotations)
     assert torch.equal(other.confusion(), before) and (before.argmax(-1) == torch.arange(C)).all()
@@ -101,7 +103,7 @@ def test_union_likelihood_is_given_who_labels(name):
 def terms_of_all(objective: UnionNet, logits: Tensor, r: int, y: int) -> Tensor:
     """Loss [B] of annotator r giving label y to every item."""
     everywhere = Annotations(range(5), [r] * 4, [y] * 4, num_annotators=R, num_classes=C)
-    return objective._nll(logits, everywhere, None, None, "none")
+    return objective._nll(Batch(logits, everywhere, None, None, "none"))
 
 
 # Max-MIG
@@ -297,7 +299,8 @@ def test_recovers_planted_confusions_and_beats_majority_vote(name):
 @pytest.mark.parametrize("name", ["crowd-layer-over", "union-net", "doctor-net", "weighted-doctor-net", "max-mig"])
 def test_crowdnal_train(name, tmp_path):
     pytest.importorskip("timm")
-    small_run = pytest.importorskip("small_run")
+    from support import small_run
+
     root = small_run.write(tmp_path)
     options = {"weighted-doctor-net": ("head_epochs=3",), "crowd-layer-over": ("rank=2",)}.get(name, ())
     config = small_run.frozen(root, tmp_path / name, objective=name, options=options, holdout=0.2, epochs=6, amp=True)

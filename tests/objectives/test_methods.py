@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from support.memory import Largest
+from support.planted import annotate, blobs, fit, planted
 from support.small_crowd import (
     MAKERS,
     C,
@@ -14,10 +16,8 @@ from support.small_crowd import (
     logits_of,
     perturbed,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from crowdnal.data import Annotations
 from crowdnal.objectives import (
@@ -71,19 +71,6 @@ def test_published_loss_is_the_sum_over_all_cells():
     published = CrowdLayer(C, R, reduction="sum").double()(logits, batch()) / (4 * R)
     ours = CrowdLayer(C, R).double()(logits, batch())
     torch.testing.assert_close(published, ours * 6 / (4 * R))
-
-
-class Largest(TorchDispatchMode):
-    """Number of elements of the largest tensor made inside."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.elements = max(self.elements, leaf.numel())
-        return out
 
 
 @pytest.mark.parametrize("variant", ["VW", "VB", "VW+B"])
@@ -183,42 +170,6 @@ def test_an_extreme_confusion_stays_finite():
 # Planted crowds
 
 
-def blobs(items: int = 600, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randint(0, C, (items,), generator=generator)
-    centres = 3.0 * torch.tensor([[1.0, 0.0], [-0.5, 0.87], [-0.5, -0.87]])
-    return centres[truth] + 0.8 * torch.randn(items, 2, generator=generator), truth
-
-
-def annotate(truth: Tensor, confusion: Tensor, per_item: int, seed: int = 1) -> Annotations:
-    generator = torch.Generator().manual_seed(seed)
-    annotators = confusion.shape[0]
-    who = torch.rand(len(truth), annotators, generator=generator).topk(per_item, dim=1).indices.flatten()
-    rows = confusion[who, truth.repeat_interleave(per_item)]
-    labels = torch.multinomial(rows, 1, generator=generator).squeeze(1)
-    indptr = torch.arange(len(truth) + 1) * per_item
-    return Annotations(indptr, who, labels, num_annotators=annotators, num_classes=C)
-
-
-def fit(objective: Objective, x: Tensor, annotations: Annotations, steps: int = 200, lr: float = 0.05) -> nn.Module:
-    torch.manual_seed(0)
-    classifier = nn.Linear(x.shape[1], objective.num_classes)
-    optimizer = torch.optim.Adam([*classifier.parameters(), *objective.parameters()], lr=lr)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        objective(classifier(x), annotations).backward()
-        optimizer.step()
-    return classifier
-
-
-def planted() -> Tensor:
-    """Three good annotators, one who errs 0 -> 1 -> 2 -> 0 (asymmetric), one random, four who say 0."""
-    good = torch.full((C, C), 0.05) + 0.85 * torch.eye(C)
-    cycle = 0.4 * torch.eye(C) + 0.55 * torch.eye(C).roll(1, 1) + 0.05 * torch.eye(C).roll(2, 1)
-    lazy = torch.tensor([0.94, 0.03, 0.03]).expand(C, C)
-    return torch.stack([good] * 3 + [cycle, torch.full((C, C), 1 / C)] + [lazy] * 4)
-
-
 @pytest.mark.parametrize("name", ["crowd-layer MW", "trace"])
 def test_recovers_planted_confusions_and_beats_majority_vote(name):
     x, truth = blobs()
@@ -298,9 +249,9 @@ class Featured(Objective):
     def confusion(self):
         return torch.eye(self.num_classes).expand(self.num_annotators, -1, -1).clone()
 
-    def _loss(self, logits, annotations, features):
-        scores = (logits + self.linear(features))[annotations.item]
-        return F.cross_entropy(scores, annotations.label, reduction=self.reduction)
+    def _loss(self, batch):
+        scores = (batch.logits + self.linear(batch.features))[batch.annotations.item]
+        return F.cross_entropy(scores, batch.annotations.label, reduction=batch.reduction)
 
 
 def test_features_and_penalty_reach_the_method():

@@ -7,9 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from support import contract
+from support.planted import annotate, blobs, fit, planted
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
-from test_methods import annotate, blobs, fit, planted
 from torch import Tensor
 
 from crowdnal.data import Annotations
@@ -31,13 +30,6 @@ GEO = {
     "W batch": partial(GeoCrowdNet, volume="W", scope="batch", volume_weight=0.3, normalization="softplus"),
 }
 MAKERS = {**VOTES, **SINGLE, **GEO}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_contract(name: str) -> None:
-    own = contract.OWN_MATRICES[: 1 + ("W" != name)]  # W pulls on everyone's matrix
-    checks = [*contract.EVERYONE, *(() if name in VOTES else contract.CONFUSIONS), *(own if name in GEO else ())]
-    contract.check(MAKERS, name, checks)
 
 
 def data_term(logits: Tensor, matrices: Tensor, weight: list[float], reduction: str) -> Tensor:
@@ -290,7 +282,7 @@ def test_geocrowdnet_errors(option):
 
 
 def test_batch_scope_does_not_grow_with_the_number_of_annotators():
-    from test_methods import Largest
+    from support.memory import Largest
 
     objective = GeoCrowdNet(C, 100_000, volume="W", scope="batch")
     few = Annotations([0, 3], [3, 99_999, 3], [0, 1, 1], num_annotators=100_000, num_classes=C).prepare()

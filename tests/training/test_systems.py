@@ -9,10 +9,9 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from support.attached import ATTACHED, C, R, check_compiled, labels, mlp
+from support.attached import ATTACHED, C, R, check_compiled, check_functional_call, mlp
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.func import functional_call, grad
 
 from crowdnal.data import Annotations
 from crowdnal.training import attach
@@ -20,17 +19,7 @@ from crowdnal.training import attach
 
 @pytest.mark.parametrize("objective", ATTACHED)
 def test_functional_call_and_func_grad(objective):
-    model = attach(mlp(), ATTACHED[objective](C, R))
-    x, annotations = torch.randn(3, 5), labels(3)
-    parameters = {key: value.detach() for key, value in model.named_parameters()}
-
-    def loss(parameters):
-        return functional_call(model, parameters, (x, annotations)).loss
-
-    gradients = grad(loss)(parameters)
-    model(x, annotations).loss.backward()
-    for key, parameter in model.named_parameters():
-        torch.testing.assert_close(gradients[key], parameter.grad)
+    check_functional_call(attach(mlp(), ATTACHED[objective](C, R)))
 
 
 # torch.compile

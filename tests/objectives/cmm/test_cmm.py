@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import contract, small_run
+from support import small_run
 from support.small_crowd import INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from support.two_levels import crowd, points, train
 from torch import Tensor, nn
@@ -33,19 +33,6 @@ EM: dict[str, Any] = {
     "em global": partial(CMM, setting="global"),
     "em annotators": partial(CMM, grouped="annotators", num_groups=2),
 }
-
-
-def after_a_round(name: str, *sizes: int) -> CMM:
-    """Everything away from its symmetric start."""
-    objective = EM[name](*sizes)
-    generator = torch.Generator().manual_seed(1)
-    log_beta = objective.mixture.log_beta
-    log_beta += torch.randn(log_beta.shape, generator=generator, dtype=log_beta.dtype) * 0.5
-    objective.mixture.log_beta.copy_(log_beta.log_softmax(1))
-    if "global" not in name:
-        members = torch.randn(sizes[1], len(log_beta), generator=generator).softmax(1)
-        objective.membership = members
-    return objective
 
 
 FEATURES = torch.randn(4, D, generator=torch.Generator().manual_seed(2), dtype=torch.double)
@@ -96,21 +83,6 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradgradcheck(loss, inputs)
 
 
-@pytest.mark.parametrize("name", GRADIENT)
-def test_contract_of_the_gradient_form(name: str) -> None:
-    contract.check(GRADIENT, name, contract.EVERYONE + contract.CONFUSIONS)
-
-
-@pytest.mark.parametrize("name", EM)
-def test_contract_of_the_confusions_of_em(name: str) -> None:
-    checks = [one for one in contract.CONFUSIONS if "bfloat16" not in one.__name__]  # it has no parameters
-    for one in checks:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(contract.every, "MAKERS", {name: partial(after_a_round, name)})
-            one(name)
-    assert not list(EM[name](C, R).parameters())
-
-
 def test_a_label_set_of_another_size() -> None:
     objective = CMM(C, R, num_labels=5, training="gradient")
     a = Annotations([0, 2], [0, 1], [1, 4], num_annotators=R, num_classes=5)
@@ -119,18 +91,6 @@ def test_a_label_set_of_another_size() -> None:
     objective(logits, a).backward()
     assert logits.grad is not None and logits.grad.abs().sum() > 0
     assert objective.confusion().shape == (R, C, 5) and objective.group_confusion().shape == (3, C, 5)
-
-
-def test_a_step_is_one_graph() -> None:
-    objective = CMM(C, R, training="gradient")
-    logits = logits_of(dtype=torch.float32)
-    inputs = [logits.requires_grad_(), *objective.parameters()]
-    eager = objective(logits, batch())
-    torch._dynamo.reset()
-    compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")(logits, batch())
-    torch.testing.assert_close(compiled, eager)
-    grads = torch.autograd.grad(compiled, inputs)
-    torch.testing.assert_close(grads, torch.autograd.grad(eager, inputs))
 
 
 # EM in rounds

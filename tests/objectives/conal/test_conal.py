@@ -6,43 +6,24 @@ import copy
 
 import pytest
 import torch
+from support.conal import FEATURES, HARD, ITEM, OPTIONS, PEOPLE_IN_CROWD, D, crowd_of, make
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor, nn
 
 from crowdnal import metrics
 from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL, MajorityVote
-from crowdnal.simulation import common_and_individual
-
-D = 5
-ITEM = [0, 0, 2, 2, 2, 3]
-FEATURES = torch.randn(4, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-PEOPLE = torch.randn(R, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-OPTIONS = {
-    "logits": {},
-    "probabilities": {"mixing": "probabilities"},
-    "items not normalised": {"normalize_items": False, "separation_weight": 0.3},
-    "batch": {"scope": "batch", "separation_weight": 0.3, "mixing": "probabilities"},
-    "people": {"annotator_features": PEOPLE, "separation_weight": 0.0},
-    "sparse": {"sparse_grad": True, "scope": "batch", "separation_weight": 0.3},
-    "sparse people": {"sparse_grad": True, "scope": "batch", "mixing": "probabilities", "annotator_features": PEOPLE},
-}
-
-
-def make(classes: int = C, annotators: int = R, **options) -> CoNAL:
-    torch.manual_seed(0)
-    return CoNAL(classes, annotators, **{"feature_dim": D, "embedding_dim": 4, "hidden_dim": 6, **options})
 
 
 def plain_omega(objective: CoNAL, features: Tensor = FEATURES) -> Tensor:
     """One annotation at a time, one-hot identities and all."""
-    source = objective.source
+    source = objective.noise_source
     given = torch.eye(R, dtype=torch.float64) if source.features is None else source.features
     omega = []
     for i, r in zip(ITEM, ANNOTATOR, strict=True):
         u = given[r] @ source.annotators[:, :, 0] + source.bias
         v = source.items.weight @ (source.hidden.weight @ features[i] + source.hidden.bias) + source.items.bias
-        if objective.source.normalize_items:
+        if objective.noise_source.normalize_items:
             v = v / v.norm()
         omega.append(torch.sigmoid(u / u.norm() @ v))
     return torch.stack(omega)
@@ -111,10 +92,10 @@ def test_start():
     assert torch.equal(objective.common, 2 * torch.eye(C, 4))
     assert torch.equal(objective.annotators.weight, (2 * torch.eye(C, 4)).expand(R, C, 4))
     default = CoNAL(8, 59, feature_dim=D)
-    assert default.source.annotators.shape == (59, 20, 1) and default.source.hidden.weight.shape == (128, D)
-    assert default.source.items.weight.shape == (20, 128)
-    assert default.separation_weight == 1e-5 and default.mixing == "logits" and default.source.normalize_items
-    assert 0 < default.source.annotators.abs().max() <= 59**-0.5
+    assert default.noise_source.annotators.shape == (59, 20, 1) and default.noise_source.hidden.weight.shape == (128, D)
+    assert default.noise_source.items.weight.shape == (20, 128)
+    assert default.separation_weight == 1e-5 and default.mixing == "logits" and default.noise_source.normalize_items
+    assert 0 < default.noise_source.annotators.abs().max() <= 59**-0.5
 
 
 @pytest.mark.parametrize("scope", ["all", "batch"])
@@ -151,26 +132,12 @@ def test_batch_scope_reaches_the_batch_alone():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("items", [0, 3])
-def test_an_empty_batch_is_zero_with_zero_gradients(items, name):
-    objective = make(**OPTIONS[name])
-    nothing = Annotations([0] * (items + 1), [], [], num_annotators=R, num_classes=C)
-    logits = torch.randn(items, C, requires_grad=True)
-    loss = objective(logits, nothing, torch.randn(items, D))
-    assert loss.item() == 0
-    loss.backward()
-    for tensor in (logits, *objective.parameters()):
-        assert tensor.grad is not None and torch.equal(tensor.grad.to_dense(), torch.zeros_like(tensor))
-    assert objective.posterior(logits, nothing, torch.randn(items, D)).shape == (items, C)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
 def test_omega_likelihood_and_posterior_are_the_models(name):
     objective = perturbed(make(**OPTIONS[name]))
     omega = objective.per_annotation_source(batch(), FEATURES)
     torch.testing.assert_close(omega, plain_omega(objective).detach())
     assert not omega.requires_grad and (0.01 < omega).all() and (omega < 0.99).all()
-    if objective.source.normalize_items:
+    if objective.noise_source.normalize_items:
         assert omega.min() > 0.268 and omega.max() < 0.732
     logits = logits_of()
     likelihood = objective.log_likelihood(logits, batch(weighted=True), FEATURES)
@@ -239,21 +206,6 @@ def test_matrices_that_have_drifted_far_stay_finite():
 
 
 # Common noise told from individual noise
-
-HARD, PEOPLE_IN_CROWD = 6, 12
-
-
-def crowd_of(pattern: str = "asymmetric", items: int = 2500, seed: int = 0):
-    """Items whose features say their class and, in other directions, which noise their labels have."""
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randint(0, HARD, (items,), generator=generator)
-    centres = 4.0 * torch.eye(HARD)
-    x = torch.cat([centres[truth], torch.zeros(items, 4)], 1) + torch.randn(items, HARD + 4, generator=generator)
-    made = common_and_individual(
-        truth, x[:, HARD:], PEOPLE_IN_CROWD, HARD, pattern=pattern, common_strength=0.6, individual_strength=0.3,
-        contrast=12.0, embedding_dim=4, annotations_per_item=4, seed=seed + 1,
-    )  # fmt: skip
-    return x, truth, made
 
 
 def train(objective, x: Tensor, annotations: Annotations, steps: int = 300, lr: float = 0.02) -> nn.Module:

@@ -7,8 +7,8 @@ import io
 import pytest
 import torch
 from support.attached import C, R, labels
+from support.conal import HARD, PEOPLE_IN_CROWD, crowd_of
 from support.small_run import frozen, go, write
-from test_conal import HARD, PEOPLE_IN_CROWD, crowd_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.conal import FEATURES, OPTIONS, D, make
+from support.low_rank import dense_scores
+from support.memory import Largest
 from support.small_crowd import C, R, batch, logits_of, perturbed
-from test_conal import FEATURES, OPTIONS, D, make
-from test_low_rank import dense_scores
-from test_methods import Largest
 from torch import Tensor
 
 from crowdnal.data import Annotations

@@ -4,47 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import Any
 
 import pytest
 import torch
+from support.lia import FEATURES, ITEM, OPTIONS, PEOPLE, PHASES, crowd, make, plain_mlp
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor
 
 from crowdnal import LIA
-from crowdnal._utils.layers import MLP
 from crowdnal.data import Annotations
 from crowdnal.objectives.lia import modules as lia_modules
 from crowdnal.objectives.lia import pair_em as _pair_em
-
-D = 5
-ITEM = [0, 0, 2, 2, 2, 3]
-FEATURES = torch.randn(4, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-PEOPLE = torch.randn(R, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "one latent, people": {"num_latents": 1, "annotator_features": PEOPLE, "competence_layers": 1},
-    "embedding": {"instance": "embedding", "num_items": 4, "feature_dim": None},
-    "five labels, linear": {"num_labels": 5, "num_layers": 0, "use_prior": False},
-}
-PHASES = {"em": {"rounds": 1}, "item": {"rounds": 0}, "annotation": {"rounds": 0, "finetune": "annotation"}}
-
-
-def make(classes: int = C, annotators: int = R, **options: Any) -> LIA:
-    torch.manual_seed(0)
-    small = {"feature_dim": D, "hidden_dim": 6, "num_layers": 2, "num_latents": 3, "embedding_dim": 4}
-    return LIA(classes, annotators, **{**small, **options})
-
-
-def crowd(weighted: bool, labels: int) -> Annotations:
-    sizes = {"num_annotators": R, "num_classes": labels}
-    return Annotations(INDPTR, ANNOTATOR, LABEL, **sizes, weight=batch(weighted).weight, item_id=range(4))
-
-
-def plain_mlp(mlp: MLP, x: Tensor) -> Tensor:
-    for n, layer in enumerate(mlp.layers):
-        x = layer.weight @ (x.clamp(min=0) if n else x) + layer.bias
-    return x
 
 
 def plain_log_q(objective: LIA, x: Tensor) -> Tensor:
@@ -170,7 +140,7 @@ def test_start() -> None:
     assert sizes == [(16, 7), (16, 16), (16, 16), (16, 16), (8 * 8 * 4, 16)]
     assert [tuple(layer.weight.shape) for layer in default.pairs.competence.layers] == [(8 * 8 * 4, 16)]
     assert 0.05 < default.pairs.annotators.values.std() < 0.2
-    even = make(start=0.0, num_labels=4)
+    even = make(init_diagonal=0.0, num_labels=4)
     assert (even.pairs.competence.output.bias == 0).all() and even.confusion().shape == (R, C, 4)
 
 

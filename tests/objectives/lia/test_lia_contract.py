@@ -8,30 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support import contract
 from support.attached import check_compiled, labels, mlp
+from support.lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
+from support.memory import Largest
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
-from test_lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
-from test_methods import Largest
 from torch import nn
 
 from crowdnal import LIA, LIAML, ObjectiveCallback, attach
 from crowdnal.data import Annotations
-from crowdnal.objectives.lia import modules as lia_modules
-
-
-def prepared(*sizes: int, **options: Any) -> LIA:
-    """Without features: the checks that all objectives share give none."""
-    options = {"instance": "embedding", "num_items": 300, "feature_dim": None, "rounds": 0, **options}
-    return make(*sizes, **options)
-
-
-@pytest.mark.parametrize("finetune", ["item", "annotation"])
-def test_contract_of_all_objectives(finetune: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    makers = {"lia": lambda *sizes, **options: prepared(*sizes, finetune=finetune, **options)}
-    # these annotations have no item_id: any item has the embedding of its place
-    monkeypatch.setattr(lia_modules.PairModel, "item_ids", lambda self, a: torch.arange(len(a), device=a.device))
-    contract.check(makers, "lia", contract.EVERYONE)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -132,8 +116,8 @@ def test_a_step_builds_tensors_of_the_batch_s_annotators_only() -> None:
         ({"rounds": -1}, "rounds=-1"),
         ({"finetune": "all"}, "finetune='all'.*annotation"),
         ({"rounds": 0, "finetune": "none"}, "nothing to train"),
-        ({"prior": -1.0}, "prior=-1.0"),
-        ({"prior": float("nan")}, "prior=nan"),
+        ({"competence_precision": -1.0}, "competence_precision=-1.0"),
+        ({"competence_precision": float("nan")}, "competence_precision=nan"),
         ({"instance": "pixels"}, "instance='pixels'"),
         ({"instance": "embedding"}, "num_items=None"),
         ({"num_items": 4}, "num_items=4"),

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_lia import plain_mlp
-from torch import Tensor, nn
+from support.lia import plain_mlp
+from support.lia_ml import D, R, T, crowd, features_of, make
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import crowdnal
@@ -16,7 +17,6 @@ from crowdnal import LIAML, Annotations, ObjectiveCallback, attach
 from crowdnal.multilabel import MultiLabelDataset, TagClassifier, from_label_sets
 from crowdnal.objectives import SoftMajorityVote
 
-D, T, R = 4, 3, 5
 TABLE = {
     "task": ["s2", "s1", "s2", "s1", "s1", "s3"],
     "worker": ["ann", "bob", "bob", "bob", "cat", "ann"],
@@ -75,23 +75,6 @@ def test_reading_errors(changes: dict[str, Any], message: str) -> None:
 
 
 # Formulas
-
-
-def make(**options: Any) -> LIAML:
-    torch.manual_seed(0)
-    small = {"num_tags": T, "tag_dim": 2, "hidden_dim": 5, "num_layers": 2, "num_latents": 2, "embedding_dim": 3}
-    return LIAML(2, R, **{**small, "feature_dim": D, **options}).double()
-
-
-def crowd(instances: int = 4, seed: int = 0) -> Annotations:
-    generator = torch.Generator().manual_seed(seed)
-    dense = torch.randint(-1, 2, (instances * T, R), generator=generator)
-    dense[T : 2 * T] = -1  # instance 1 has no labels
-    return Annotations.from_dense(dense, num_classes=2)
-
-
-def features_of(instances: int = 4) -> Tensor:
-    return torch.randn(instances, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("instance", ["features", "embedding"])
