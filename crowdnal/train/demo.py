@@ -151,8 +151,8 @@ def _print(
     annotations, truth = labels
     right = float((annotations.label == truth[annotations.item]).double().mean())
     reporter.say("")
-    columns = ["trained with", "test accuracy", "training labels right", "reliability, correlation with truth"]
-    rows = [["(votes alone)", "", f"{found['vote']['label_accuracy']:.3f}", ""]]
+    columns = ["trained with", "test accuracy", "training-label accuracy", "reliability, correlation with truth"]
+    rows = [["majority vote, no training", "", f"{found['vote']['label_accuracy']:.3f}", ""]]
     for name in OBJECTIVES:
         numbers = ("test_accuracy", "label_accuracy", "reliability_correlation")
         rows.append([name, *(f"{found[name][number]:.3f}" for number in numbers)])

@@ -199,6 +199,7 @@ class Trainer:
     def _finish(self, row: dict[str, float | None]) -> str:
         progress = self.progress
         progress.history.append(row)
+        self.reporter.log(row)
         progress.epoch += 1
         value = row["heldout_log_likelihood"]
         if value is not None and (progress.selected_value is None or value > progress.selected_value):

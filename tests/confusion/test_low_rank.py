@@ -25,7 +25,7 @@ from crowdnal.objectives import (
     TraceRegularized,
 )
 from crowdnal.train import InputError
-from crowdnal.train.config import parse_options
+from crowdnal.train.options import parse_options
 from crowdnal.training import attach
 
 # Low rank

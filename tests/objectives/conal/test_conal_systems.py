@@ -15,7 +15,7 @@ from crowdnal import attach
 from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL
 from crowdnal.train import InputError
-from crowdnal.train.config import parse_options
+from crowdnal.train.options import parse_options
 
 
 def test_features_of_a_size_told_by_attach_or_by_the_first_batch():
