@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from support.compare import assert_close
 
 import crowdnal
 from crowdnal import simulation
@@ -38,7 +39,7 @@ def test_five_lines_train_a_timm_model() -> None:
     assert all(not torch.equal(before[name], value) for name, value in model.named_parameters())
     confusion = model.objective.confusion()
     assert confusion.shape == (59, 8, 8)
-    torch.testing.assert_close(confusion.sum(2), torch.ones(59, 8))
+    assert_close(confusion.sum(2), torch.ones(59, 8))
 
 
 def test_reading_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,4 +91,4 @@ def test_two_networks_that_correct_each_other() -> None:
         scope[name] = torch.optim.SGD(model.parameters(), lr=0.1)
     exec("ccc.on_train_start" + rest, scope)
     assert ccc.corrects and ccc.groups.unique().numel() > 1
-    torch.testing.assert_close(scope["probs"].sum(1), torch.ones(32))
+    assert_close(scope["probs"].sum(1), torch.ones(32))
