@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import crowdnal
+from crowdnal.objectives import OBJECTIVES, table
 from crowdnal.train import InputError, Interrupted, TrainConfig, run
 from crowdnal.train.config import AUGMENTATIONS, FORMATS, OBJECTIVE_LR, SCHEDULES
 from crowdnal.train.progress import Reporter
@@ -78,11 +79,18 @@ def _demo(chosen: argparse.Namespace) -> int:
 
 
 def _objectives(chosen: argparse.Namespace) -> int:
-    from crowdnal.objectives import OBJECTIVES
-
+    if chosen.markdown:
+        print(table(plugins=True))
+        return 0
     width = max(map(len, OBJECTIVES))
-    for name, cls in OBJECTIVES.items():
-        print(f"{name:<{width}}  {' '.join((inspect.getdoc(cls) or '').partition(chr(10) * 2)[0].split())}")
+    for name in OBJECTIVES:
+        try:
+            cls = OBJECTIVES[name]
+        except ImportError as error:
+            print(f"crowdnal: warning: {_one_line(error)}", file=sys.stderr)
+            continue
+        summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+        print(f"{name:<{width}}  {summary} [{'; '.join(filter(None, (cls.link, cls.source)))}]")
     return 0
 
 
@@ -113,7 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=Path, metavar="DIR", help="folder for images and runs (default: a temporary one)")
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
     demo.set_defaults(call=_demo)
-    listing = commands.add_parser("objectives", help="list the objectives")
+    listing = commands.add_parser("objectives", help="list the objectives, those of other packages too")
+    listing.add_argument("--markdown", action="store_true", help="as a table")
     listing.set_defaults(call=_objectives)
     return parser
 

@@ -173,7 +173,7 @@ RUNS: Mapping[str, Callable[[], Iterable[Tensor]]] = {
     "cmm gradient": lambda: variant_run(lambda: crowdnal.CMM(C, R, training="gradient")),
     "cmm annotators": lambda: variant_run(lambda: crowdnal.CMM(C, R, grouped="annotators")),
     "dl-em incremental": lambda: variant_run(lambda: crowdnal.DLEM(C, R, incremental=True)),
-    "max-mig votes": lambda: variant_run(lambda: crowdnal.MaxMIG(C, R, prior="votes", learn_prior=True)),
+    "max-mig votes": lambda: variant_run(lambda: crowdnal.MaxMIG(C, R, class_prior="votes", learn_class_prior=True)),
     "lia-ml": multilabel_run,
     "ccc": ccc_run,
     **{

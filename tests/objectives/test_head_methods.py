@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from crowdnal.data import Annotations
 from crowdnal.metrics import confusion_error
 from crowdnal.objectives import (
+    Batch,
     CrowdLayer,
     DoctorNet,
     MajorityVote,
@@ -62,7 +63,7 @@ def test_start_from_the_votes(name):
     matrices = torch.where(total[..., None] > 0, counts / total.clamp(min=1e-9)[..., None], 1 / C)
     offset = 1e-5 if name == "union A" else 1e-2
     assert_close(objective.annotators.weight.detach().transpose(1, 2), (matrices + offset).log())
-    other = MAKERS[name](C, R, start="identity")
+    other = MAKERS[name](C, R, init="identity")
     before = other.confusion()
     other.on_train_start(annotations)
     assert torch.equal(other.confusion(), before) and (before.argmax(-1) == torch.arange(C)).all()
@@ -103,7 +104,7 @@ def test_union_likelihood_is_given_who_labels(name):
 def terms_of_all(objective: UnionNet, logits: Tensor, r: int, y: int) -> Tensor:
     """Loss [B] of annotator r giving label y to every item."""
     everywhere = Annotations(range(5), [r] * 4, [y] * 4, num_annotators=R, num_classes=C)
-    return objective._nll(logits, everywhere, None, None, "none")
+    return objective._nll(Batch(logits, everywhere, None, None, "none"))
 
 
 # Max-MIG

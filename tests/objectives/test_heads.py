@@ -132,10 +132,10 @@ def test_gradcheck(name):
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if "doctor" not in name])
 def test_label_set_of_another_size(name):
-    start = {} if "over" in name else {"start": "identity"}
+    init = {} if "over" in name else {"init": "identity"}
     if name == "mig prior":
-        start["prior"] = "uniform"
-    objective = MAKERS[name](C, R, num_labels=5, **start)
+        init["class_prior"] = "uniform"
+    objective = MAKERS[name](C, R, num_labels=5, **init)
     annotations = Annotations([0, 2], [0, 1], [1, 4], num_annotators=R, num_classes=5)
     logits = torch.randn(1, C, requires_grad=True)
     objective(logits, annotations).backward()
@@ -149,12 +149,12 @@ def test_label_set_of_another_size(name):
     [
         (partial(OverparametrizedCrowdLayer, hidden="relu"), "hidden='relu'.*linear, softmax"),
         (partial(UnionNet, variant="C"), "variant='C'.*A, B"),
-        (partial(UnionNet, start="zeros"), "start='zeros'.*votes, identity"),
-        (partial(UnionNet, num_labels=5), "num_labels=5.*start='votes'"),
-        (partial(MaxMIG, num_labels=5), "num_labels=5.*start='votes'"),
-        (partial(MaxMIG, num_labels=5, start="identity", prior="votes"), "num_labels=5.*prior='votes'"),
-        (partial(MaxMIG, start="zeros"), "start='zeros'"),
-        (partial(MaxMIG, prior="zeros"), "prior='zeros'"),
+        (partial(UnionNet, init="zeros"), "init='zeros'.*votes, identity"),
+        (partial(UnionNet, num_labels=5), "num_labels=5.*init='votes'"),
+        (partial(MaxMIG, num_labels=5), "num_labels=5.*init='votes'"),
+        (partial(MaxMIG, num_labels=5, init="identity", class_prior="votes"), "num_labels=5.*class_prior='votes'"),
+        (partial(MaxMIG, init="zeros"), "init='zeros'"),
+        (partial(MaxMIG, class_prior="zeros"), "class_prior='zeros'"),
         (partial(MaxMIG, offset=0.0), "offset=0.0 must be above 0"),
         (partial(DoctorNet, num_labels=5), "num_labels=5.*DoctorNet"),
         (partial(DoctorNet, heads="own"), "heads='own'.*separate, residual"),

@@ -250,9 +250,9 @@ class Featured(Objective):
     def confusion(self):
         return torch.eye(self.num_classes).expand(self.num_annotators, -1, -1).clone()
 
-    def _loss(self, logits, annotations, features):
-        scores = (logits + self.linear(features))[annotations.item]
-        return F.cross_entropy(scores, annotations.label, reduction=self.reduction)
+    def _loss(self, batch):
+        scores = (batch.logits + self.linear(batch.features))[batch.annotations.item]
+        return F.cross_entropy(scores, batch.annotations.label, reduction=batch.reduction)
 
 
 def test_features_and_penalty_reach_the_method():

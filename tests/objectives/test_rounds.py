@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import crowdnal
 from crowdnal import Annotations, CrowdDataset, ObjectiveCallback
-from crowdnal.objectives import RoundsObjective, TraceRegularized
+from crowdnal.objectives import Batch, RoundsObjective, TraceRegularized
 
 N = 30
 IMAGES = torch.randn(N, 5, generator=torch.Generator().manual_seed(1))
@@ -27,24 +27,24 @@ class Sharpened(RoundsObjective):
     name = "sharpened"
     models_annotators = False
 
-    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> float:
-        assert not logits.requires_grad and annotations.num_items == len(logits)
-        self._set_targets((2 * logits).softmax(1))
+    def _round(self, batch: Batch) -> float:
+        assert not batch.logits.requires_grad and batch.annotations.num_items == len(batch.logits)
+        self._set_targets((2 * batch.logits).softmax(1))
         return float(len(self.history))
 
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return logits.log_softmax(1)[annotations.item, annotations.label]
+    def _log_likelihood(self, batch: Batch) -> Tensor:
+        return batch.logits.log_softmax(1)[batch.annotations.item, batch.annotations.label]
 
-    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return logits.softmax(1)
+    def _posterior(self, batch: Batch) -> Tensor:
+        return batch.logits.softmax(1)
 
 
 class Featured(Sharpened):
     needs_features = True
 
-    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> float:
-        self.seen = features
-        return super()._round(logits, annotations, features)
+    def _round(self, batch: Batch) -> float:
+        self.seen = batch.features
+        return super()._round(batch)
 
 
 def targets_of(a: Annotations) -> Tensor:

@@ -21,7 +21,7 @@ LABELS = {
     "doctor residual": partial(DoctorNet, feature_dim=D, heads="residual"),
     "weighted doctor": partial(WeightedDoctorNet, feature_dim=D, head_epochs=0),
 }
-MAKERS = {**LABELS, "mig": MaxMIG, "mig prior": partial(MaxMIG, prior="votes", learn_prior=True)}
+MAKERS = {**LABELS, "mig": MaxMIG, "mig prior": partial(MaxMIG, class_prior="votes", learn_class_prior=True)}
 CONFUSED = [name for name in MAKERS if "doctor" not in name]
 
 

@@ -27,9 +27,10 @@ class WithFeatures(Objective):
     def confusion(self):
         return torch.eye(self.num_classes).expand(self.num_annotators, -1, -1).clone()
 
-    def _loss(self, logits, annotations, features):
-        self.seen = features
-        return F.cross_entropy(logits[annotations.item], annotations.label) + 0 * features.sum()
+    def _loss(self, batch):
+        self.seen = batch.features
+        labels = batch.annotations
+        return F.cross_entropy(batch.logits[labels.item], labels.label) + 0 * batch.features.sum()
 
 
 def train(model: CrowdModel, images: Tensor, annotations: Annotations, steps: int = 2) -> CrowdOutput:
@@ -197,7 +198,7 @@ def test_a_feature_length_that_does_not_fit_changes_nothing():
     assert model.num_classes == 11 and model.get_classifier().out_features == 11
     headless = timm_model("test_resnet", num_classes=0)
     attached = attach(headless, CoNAL(C, R))
-    assert attached.objective.source.hidden.in_features == headless.get_classifier().in_features
+    assert attached.objective.noise_source.hidden.in_features == headless.get_classifier().in_features
 
 
 def test_distilled_training_mode_is_refused_clearly():

@@ -18,13 +18,13 @@ from crowdnal.objectives import CoNAL, MajorityVote
 
 def plain_omega(objective: CoNAL, features: Tensor = FEATURES) -> Tensor:
     """One annotation at a time, one-hot identities and all."""
-    source = objective.source
+    source = objective.noise_source
     given = torch.eye(R, dtype=torch.float64) if source.features is None else source.features
     omega = []
     for i, r in zip(ITEM, ANNOTATOR, strict=True):
         u = given[r] @ source.annotators[:, :, 0] + source.bias
         v = source.items.weight @ (source.hidden.weight @ features[i] + source.hidden.bias) + source.items.bias
-        if objective.source.normalize_items:
+        if objective.noise_source.normalize_items:
             v = v / v.norm()
         omega.append(torch.sigmoid(u / u.norm() @ v))
     return torch.stack(omega)
@@ -93,10 +93,10 @@ def test_start():
     assert torch.equal(objective.common, 2 * torch.eye(C, 4))
     assert torch.equal(objective.annotators.weight, (2 * torch.eye(C, 4)).expand(R, C, 4))
     default = CoNAL(8, 59, feature_dim=D)
-    assert default.source.annotators.shape == (59, 20, 1) and default.source.hidden.weight.shape == (128, D)
-    assert default.source.items.weight.shape == (20, 128)
-    assert default.separation_weight == 1e-5 and default.mixing == "logits" and default.source.normalize_items
-    assert 0 < default.source.annotators.abs().max() <= 59**-0.5
+    assert default.noise_source.annotators.shape == (59, 20, 1) and default.noise_source.hidden.weight.shape == (128, D)
+    assert default.noise_source.items.weight.shape == (20, 128)
+    assert default.separation_weight == 1e-5 and default.mixing == "logits" and default.noise_source.normalize_items
+    assert 0 < default.noise_source.annotators.abs().max() <= 59**-0.5
 
 
 @pytest.mark.parametrize("scope", ["all", "batch"])
@@ -138,7 +138,7 @@ def test_omega_likelihood_and_posterior_are_the_models(name):
     omega = objective.per_annotation_source(batch(), FEATURES)
     assert_close(omega, plain_omega(objective).detach())
     assert not omega.requires_grad and (0.01 < omega).all() and (omega < 0.99).all()
-    if objective.source.normalize_items:
+    if objective.noise_source.normalize_items:
         assert omega.min() > 0.268 and omega.max() < 0.732
     logits = logits_of()
     likelihood = objective.log_likelihood(logits, batch(weighted=True), FEATURES)

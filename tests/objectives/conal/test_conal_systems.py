@@ -33,14 +33,14 @@ def test_features_of_a_size_told_by_attach_or_by_the_first_batch():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # before the size is known
     x = torch.randn(4, 7)
     model(x, batch()).loss.backward()
-    before = model.objective.source.hidden.weight.detach().clone()
+    before = model.objective.noise_source.hidden.weight.detach().clone()
     optimizer.step()
-    assert torch.equal(before, model.objective.source.hidden.weight)  # all matrices were equal
+    assert torch.equal(before, model.objective.noise_source.hidden.weight)  # all matrices were equal
     optimizer.zero_grad()
     model(x, batch()).loss.backward()
     optimizer.step()
-    assert model.objective.source.hidden.weight.shape == (6, D)
-    assert not torch.equal(before, model.objective.source.hidden.weight)
+    assert model.objective.noise_source.hidden.weight.shape == (6, D)
+    assert not torch.equal(before, model.objective.noise_source.hidden.weight)
 
     fresh = attach(Net(), make(feature_dim=None))
     fresh.load_state_dict(model.state_dict())
@@ -53,14 +53,14 @@ def test_features_of_a_size_told_by_attach_or_by_the_first_batch():
         flat(torch.randn(4, 12), batch())
     images = make(feature_dim=None)
     images(torch.randn(4, C), batch(), torch.randn(4, 3, 2, 2))
-    assert images.source.hidden.in_features == 12
+    assert images.noise_source.hidden.in_features == 12
 
 
 def test_a_timm_model_tells_its_size():
     timm = pytest.importorskip("timm")
     model = attach(timm.create_model("test_resnet", num_classes=10), make(feature_dim=None))
     size = model.backbone.get_classifier().in_features
-    assert model.objective.source.hidden.weight.shape == (6, size)
+    assert model.objective.noise_source.hidden.weight.shape == (6, size)
     perturbed(model.objective, torch.float32)
     output = model(torch.randn(4, 3, 32, 32), batch())
     output.loss.backward()
@@ -89,7 +89,7 @@ def test_known_annotators_share_what_is_learnt():
     both = Annotations([0, 2], [1, 3], [0, 0], num_annotators=R, num_classes=C)
     omega = objective.per_annotation_source(both, FEATURES[:1])
     assert omega[0] == omega[1]
-    assert "source.features" in objective.state_dict()
+    assert "noise_source.features" in objective.state_dict()
     ids = perturbed(make())
     omega = ids.per_annotation_source(both, FEATURES[:1])
     assert (omega[0] - omega[1]).abs() > 1e-3
@@ -98,7 +98,7 @@ def test_known_annotators_share_what_is_learnt():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mixing": "both"}, "mixing='both'.*'logits' or 'probabilities'"),
+        ({"mixing": "both"}, "mixing='both'.*logits, probabilities"),
         ({"scope": "none"}, "scope='none'"),
         ({"separation_weight": -1.0}, "separation_weight=-1.0"),
         ({"embedding_dim": 0}, "embedding_dim=0"),

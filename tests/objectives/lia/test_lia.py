@@ -141,7 +141,7 @@ def test_start() -> None:
     assert sizes == [(16, 7), (16, 16), (16, 16), (16, 16), (8 * 8 * 4, 16)]
     assert [tuple(layer.weight.shape) for layer in default.pairs.competence.layers] == [(8 * 8 * 4, 16)]
     assert 0.05 < default.pairs.annotators.values.std() < 0.2
-    even = make(start=0.0, num_labels=4)
+    even = make(init_diagonal=0.0, num_labels=4)
     assert (even.pairs.competence.output.bias == 0).all() and even.confusion().shape == (R, C, 4)
 
 

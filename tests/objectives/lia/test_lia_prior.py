@@ -36,7 +36,7 @@ def plain_prior(objective: PairEM, present: list[int], tag: Tensor | None = None
 def test_joins_the_negative_log_likelihood(name: str, phase: str) -> None:
     options = {**OPTIONS[name], **PHASES[phase], "reduction": "sum"}
     plain = perturbed(make(**options))
-    objective = perturbed(make(**options, prior=0.6))
+    objective = perturbed(make(**options, competence_precision=0.6))
     annotations = Annotations(
         *(batch(True).indptr, batch(True).annotator, batch(True).label),
         num_annotators=objective.num_annotators, num_classes=objective.num_labels, weight=batch(True).weight,
@@ -59,7 +59,7 @@ def test_joins_the_negative_log_likelihood(name: str, phase: str) -> None:
 
 
 def test_of_tags() -> None:
-    plain, objective = make_tags(reduction="sum"), make_tags(reduction="sum", prior=0.6)
+    plain, objective = make_tags(reduction="sum"), make_tags(reduction="sum", competence_precision=0.6)
     for each in (plain, objective):
         each.on_train_start(crowd())
     logits = torch.zeros(4 * T, 2, dtype=torch.float64)
@@ -70,14 +70,14 @@ def test_of_tags() -> None:
 
 
 def test_needs_the_training_set_and_is_told_it_anew() -> None:
-    objective = make(prior=1.0, rounds=0)
+    objective = make(competence_precision=1.0, rounds=0)
     logits, x = logits_of(dtype=torch.float32), FEATURES.float()
-    with pytest.raises(RuntimeError, match=r"prior=1.0.*on_train_start"):
+    with pytest.raises(RuntimeError, match=r"competence_precision=1.0.*on_train_start"):
         objective(logits, batch(), x)
     objective.on_train_start(batch())
     loss = objective(logits, batch(), x)
-    assert "prior=1.0" in repr(objective)
-    fresh = make(prior=1.0, rounds=0)
+    assert "competence_precision=1.0" in repr(objective)
+    fresh = make(competence_precision=1.0, rounds=0)
     fresh.load_state_dict(objective.state_dict())
     fresh.on_train_resume(batch())
     assert torch.equal(fresh(logits, batch(), x), loss)
@@ -104,8 +104,8 @@ def test_annotators_with_a_handful_of_labels_do_not_outrank_who_is_known_to_be_g
     annotations = Annotations.from_dense(dense, num_classes=C)
     torch.manual_seed(0)
     places, spread = [], []
-    for prior in (0.0, 1.0):
-        objective = LIA(C, R + few + 1, feature_dim=D, rounds=5, epochs_per_round=10, prior=prior)
+    for precision in (0.0, 1.0):
+        objective = LIA(C, R + few + 1, feature_dim=D, rounds=5, epochs_per_round=10, competence_precision=precision)
         fit(objective, x, annotations, 51)
         reliability = objective.reliability()
         places.append(int((reliability > reliability[-1]).sum()) + 1)

@@ -1,13 +1,16 @@
-"""Base of objectives with stored posteriors whose confusions are counted, not trained."""
+"""Base of objectives with stored posteriors whose confusions are estimated in closed form, not by gradients."""
 
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from crowdnal.aggregation import (
+from crowdnal.aggregation import vote_proportions
+from crowdnal.aggregation.em import (
     FLOOR,
     check_gold,
     check_prior,
@@ -16,23 +19,32 @@ from crowdnal.aggregation import (
     log_shares,
     possible,
     pseudo_counts_of,
-    vote_proportions,
 )
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction, crowd_mixture_nll, em_step
+from crowdnal.functional import em_step
 from crowdnal.functional.segments import annotation_weight
+from crowdnal.objectives._bases.base import ObjectiveOptions
+from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.item_rows import item_rows
-from crowdnal.objectives._bases.rounds import RoundsObjective
+from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
 from crowdnal.objectives._bases.targets import labelled
 
 
-class CountedObjective(RoundsObjective):
+class KnownOptions(ObjectiveOptions, total=False):
+    """What may be known of classes and confusions before training."""
+
+    gold: Tensor | None
+    initial_confusion: Tensor | None
+    confusion_prior: Tensor | None
+
+
+class ClosedFormObjective(RoundsObjective):
     """``log_confusion [R, K, C]``, a buffer: expected counts plus pseudo-counts, as distributions over labels.
 
     Args:
         smoothing: pseudo-count added to every cell of every confusion.
         gold: ``[N]`` integers, known true classes of the training set, -1 where unknown. They hold throughout.
-        initial_confusion: ``[R, C, K]``, **start only**: the first targets are an E-step with it (and every class
+        initial_confusion: ``[R, C, K]``, **init only**: the first targets are an E-step with it (and every class
             equally probable) instead of the votes. It alone allows C != K.
         confusion_prior: ``[C, K]`` or ``[R, C, K]`` pseudo-counts, **held** in every M-step (a Dirichlet prior with
             these numbers plus 1).
@@ -44,21 +56,11 @@ class CountedObjective(RoundsObjective):
     confusion_prior: Tensor | None
 
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        epochs_per_round: int = 1,
-        smoothing: float = 0.1,
-        gold: Tensor | None = None,
-        initial_confusion: Tensor | None = None,
-        confusion_prior: Tensor | None = None,
-    ) -> None:
-        super().__init__(
-            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round
-        )
+        self, num_classes: int, num_annotators: int, *,
+        smoothing: float = 0.1, gold: Tensor | None = None, initial_confusion: Tensor | None = None,
+        confusion_prior: Tensor | None = None, **common: Unpack[RoundsOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, **common)
         check_smoothing(smoothing)
         if gold is not None:
             check_gold(gold, num_classes)
@@ -66,7 +68,7 @@ class CountedObjective(RoundsObjective):
             check_prior(confusion_prior, num_annotators, num_classes, self.num_labels)
         log_confusion = (2 * torch.eye(self.num_labels, num_classes)).log_softmax(0).repeat(num_annotators, 1, 1)
         if initial_confusion is None:
-            self._needs_square(f"{type(self).__name__} without initial_confusion")
+            self.require_square(f"{type(self).__name__} without initial_confusion")
         else:
             if classes_of(initial_confusion, num_annotators, self.num_labels) != num_classes:
                 raise ValueError(f"initial_confusion has {initial_confusion.shape[1]} rows for {num_classes} classes")
@@ -80,24 +82,25 @@ class CountedObjective(RoundsObjective):
         }.items():
             self.register_buffer(name, option, persistent=False)
 
+    @override
     def confusion(self) -> Tensor:
         """``[R, C, K]``: the counts of the last M-step."""
         log_confusion = self.log_confusion.to(torch.promote_types(self.log_confusion.dtype, torch.float32))
         return log_confusion.softmax(1).transpose(1, 2).contiguous()
 
-    def _start(self) -> None:
+    def _init_targets(self) -> None:
         a = self._annotations
         assert a is not None
         if self.gold is not None:
             check_gold(self.gold, self.num_classes, len(a))
         if self.initial is not None:
             self.log_confusion.copy_(self.initial)
-            start, told = torch.zeros(len(a), self.num_classes, dtype=torch.float64, device=a.device), self.initial
+            log_prior, table = torch.zeros(len(a), self.num_classes, dtype=torch.float64, device=a.device), self.initial
         else:  # votes are a posterior already, which confusions that say nothing leave as it is
-            start, told = vote_proportions(a, self.num_classes).log(), torch.zeros_like(self.log_confusion)
+            log_prior, table = vote_proportions(a, self.num_classes).log(), torch.zeros_like(self.log_confusion)
         if self.gold is not None:  # a known class may have no votes
-            start = start.where(self.gold.unsqueeze(1) < 0, 0.0)
-        _, counts = self._expect(start, told, a)
+            log_prior = log_prior.where(self.gold.unsqueeze(1) < 0, 0.0)
+        _, counts = self._expect(log_prior, table, a)
         self._count(counts)
 
     def _expect(self, log_prior: Tensor, log_confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Tensor]:
@@ -150,20 +153,6 @@ class CountedObjective(RoundsObjective):
             )
         return self.gold[item_rows(annotations.item_id, self._row_of, len(self.gold))]
 
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
+    def _nll(self, batch: Batch) -> Tensor:
         """Of held-out labels, for ``log_likelihood``: the mixture link; the loss is another one."""
-        table = self.log_confusion.to(logits.dtype)
-        return crowd_mixture_nll(
-            logits.log_softmax(-1), table, annotations, normalization="none", weight=weight, reduction=reduction
-        )
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, smoothing={self.smoothing}"
+        return batch.mixture_nll(self.log_confusion.to(batch.logits.dtype), "none")
