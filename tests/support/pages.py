@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.compare import assert_close
 from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,6 @@ def compare(source: str, value: Any, told: Any) -> None:
     """A value against what its comment says: tensors to the digits that are shown."""
     if isinstance(value, Tensor):
         expected = torch.tensor(told, dtype=value.dtype)
-        torch.testing.assert_close(value.detach(), expected, atol=1e-3, rtol=0, msg=lambda text: f"{source}: {text}")
+        assert_close(value.detach(), expected, atol=1e-3, rtol=0.0, where=source)
     else:
         assert value == told, source
