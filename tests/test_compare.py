@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -81,6 +82,12 @@ def test_sparse_half_integer_and_empty_tensors() -> None:
     assert "worst at [2]: ours 2.0, wanted 3.0" in message(assert_close, torch.arange(3), torch.tensor([0, 1, 3]))
     assert_close(torch.zeros(0, 3), torch.zeros(0, 3))
     assert_within(torch.zeros(0), torch.zeros(0), 0.0)
+
+
+def test_arrays_are_values() -> None:
+    assert_close(torch.tensor([1.0, 2.0]), np.array([1.0, 2.0]))
+    assert "worst at [1]: ours 2.0, wanted 3.0" in message(assert_close, torch.tensor([1.0, 2.0]), np.array([1.0, 3.0]))
+    assert "shape" in message(assert_close, torch.zeros(2), np.zeros((2, 1)))
 
 
 def test_within_takes_a_bound_for_each_element_and_another_precision() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support import coupled
+from support.compare import assert_close
 from support.coupled import C, G, N, R, optimizers
 from torch import Tensor, nn
 
@@ -195,8 +196,8 @@ def test_prediction_is_the_sum_of_both() -> None:
     ccc = coupled.coupled().eval()
     x = coupled.images()
     p = (ccc.model_a(x).softmax(-1) + ccc.model_b(x).softmax(-1)) / 2
-    torch.testing.assert_close(ccc.predict(x), p)
-    torch.testing.assert_close(ccc(x).exp(), p)
+    assert_close(ccc.predict(x), p)
+    assert_close(ccc(x).exp(), p)
     far = [nn.Sequential(nn.Linear(1, C)) for _ in range(2)]
     for sign, layer in zip((1, -1), far, strict=True):
         nn.init.zeros_(layer[0].weight)
@@ -204,7 +205,7 @@ def test_prediction_is_the_sum_of_both() -> None:
     both = crowdnal.CCC(*(crowdnal.attach(f, crowdnal.CrowdLayer(C, R)) for f in far), num_groups=1)
     assert both(torch.zeros(1, 1)).isfinite().all()
     halves = ccc.model_a.objective.confusion() / 2 + ccc.model_b.objective.confusion() / 2
-    torch.testing.assert_close(ccc.confusion(), halves)
+    assert_close(ccc.confusion(), halves)
 
 
 def test_a_copy_and_a_move_start_without_the_run() -> None:

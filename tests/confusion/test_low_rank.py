@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from support import attached
+from support.compare import assert_close
 from support.low_rank import RANK, dense_scores
 from support.memory import Largest
 from support.problems import make_problem
@@ -88,16 +89,16 @@ def test_loss_gradients_and_what_is_shown_equal_the_dense_matrix(link, classes, 
     objective = perturbed(LINKS[link](classes, 6, num_labels=labels, rank=min(2, classes, labels), reduction="none"))
     inputs = [p.scores.requires_grad_(), *objective.parameters()]
     ours, book = objective(inputs[0], p.annotations), term_by_term(objective, inputs[0], p.annotations)
-    torch.testing.assert_close(ours, book)
+    assert_close(ours, book)
     upstream = p.weight
     grads = (torch.autograd.grad(x, inputs, upstream, materialize_grads=True) for x in (ours, book))
-    torch.testing.assert_close(*map(list, grads))
+    assert_close(*map(list, grads))
     low, a = objective.annotators, p.annotations
     shown = dense(low).detach()
-    torch.testing.assert_close(objective.confusion(), shown)
-    torch.testing.assert_close(low.diagonals(), shown.diagonal(dim1=1, dim2=2))
-    torch.testing.assert_close(objective.reliability(), shown.diagonal(dim1=1, dim2=2).mean(-1))
-    torch.testing.assert_close(low.log_likelihoods(a).exp(), shown[a.annotator, :, a.label])
+    assert_close(objective.confusion(), shown)
+    assert_close(low.diagonals(), shown.diagonal(dim1=1, dim2=2))
+    assert_close(objective.reliability(), shown.diagonal(dim1=1, dim2=2).mean(-1))
+    assert_close(low.log_likelihoods(a).exp(), shown[a.annotator, :, a.label])
 
 
 @pytest.mark.parametrize(("classes", "labels"), [(4, 4), (5, 3), (3, 5), (1, 1)])
@@ -119,14 +120,14 @@ def test_sums_over_the_cells_of_a_mixture(classes, labels):
         ),
     }
     for what, (ours, of_full, book) in sums.items():
-        torch.testing.assert_close(ours, book, msg=lambda m, what=what: f"{what}: {m}")
-        torch.testing.assert_close(of_full, book)
+        assert_close(ours, book, where=what)
+        assert_close(of_full, book)
         upstream = torch.randn_like(book)
         grads = (
             torch.autograd.grad(x, list(low.parameters()), upstream, retain_graph=True, materialize_grads=True)
             for x in (ours, book)
         )
-        torch.testing.assert_close(*grads, msg=lambda m, what=what: f"{what}: {m}")
+        assert_close(*grads, where=what)
 
 
 @pytest.mark.parametrize("scope", ["all", "batch"])
@@ -135,7 +136,7 @@ def test_volume_of_low_rank_confusions(scope):
     objective = perturbed(GeoCrowdNet(C, R, volume="W", volume_weight=0.5, scope=scope, rank=2, groups=[0, 1, 0, 0]))
     everyone = dense_mixture(objective.annotators)[[0, 1, 0, 0]][: R if scope == "all" else 3]
     volume = torch.logdet(torch.einsum("rck,rdk->cd", everyone, everyone) / len(everyone))
-    torch.testing.assert_close(objective.penalty(batch()), -0.5 * volume, atol=1e-6, rtol=1e-6)
+    assert_close(objective.penalty(batch()), -0.5 * volume, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -144,7 +145,7 @@ def test_blocks_of_annotators_change_nothing(link, monkeypatch):
     objective = perturbed(LINKS[link](4, 6, num_labels=3, rank=2))
     whole = objective.posterior(p.scores, p.annotations), objective.reliability()
     monkeypatch.setattr("crowdnal.confusion.low_rank.CELLS", 4 * 4 * 2)
-    torch.testing.assert_close((objective.posterior(p.scores, p.annotations), objective.reliability()), whole)
+    assert_close((objective.posterior(p.scores, p.annotations), objective.reliability()), whole)
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -164,10 +165,10 @@ def test_derivatives_of_second_order(link):
 @pytest.mark.parametrize("link", ["scores", "two", "two softmax"])
 def test_start_of_the_softmax_link_is_the_identity(link):
     low, full = LINKS[link](5, 3, num_labels=4, rank=2), LINKS[link](5, 3, num_labels=4)
-    torch.testing.assert_close(low.confusion(), full.confusion())
+    assert_close(low.confusion(), full.confusion())
     logits = torch.randn(3, 5)
     some = Annotations([0, 2, 3, 3], [0, 1, 2], [1, 3, 0], num_annotators=3, num_classes=4)
-    torch.testing.assert_close(low(logits, some), full(logits, some))
+    assert_close(low(logits, some), full(logits, some))
     low(logits, some).backward()
     for name, p in low.named_parameters():  # U has none as long as V is 0
         assert (p.grad.abs().sum() > 0) == (not name.endswith("left")), name
@@ -178,7 +179,7 @@ def test_start_of_the_mixture_is_near_the_identity_and_habits_part():
     objective = TraceRegularized(4, 3, rank=2)
     a = torch.tensor(3.0).sigmoid()
     start = (a * torch.eye(4) + (1 - a) / 4).expand(3, 4, 4)
-    torch.testing.assert_close(objective.confusion(), start, rtol=0.3, atol=0)
+    assert_close(objective.confusion(), start, rtol=0.3, atol=0)
     some = Annotations([0, 2, 3], [0, 1, 2], [1, 3, 0], num_annotators=3, num_classes=4)
     objective(torch.randn(2, 4), some).backward()
     habit, choice = objective.annotators.habit.grad, objective.annotators.choice.grad

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.compare import assert_close
 from support.heads import ITEM, LABELS, MAKERS, features_of, head_probs, make
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of
 from torch import Tensor
@@ -57,10 +58,10 @@ def test_loss_and_gradients_equal_the_dense_formula(name, reduction, weighted):
     inputs = [objective.averaging] if name == "weighted doctor" else [logits, x, *objective.parameters()]
     ours = objective(logits, annotations, x)
     plain = reduced(terms(objective, logits, x), reduction, weight)
-    torch.testing.assert_close(ours, plain)
+    assert_close(ours, plain)
     upstream = torch.arange(1, 1 + ours.numel(), dtype=torch.float64).view(ours.shape) * 0.7
     expected = torch.autograd.grad(plain, inputs, upstream, materialize_grads=True)
-    torch.testing.assert_close(torch.autograd.grad(ours, inputs, upstream, materialize_grads=True), expected)
+    assert_close(torch.autograd.grad(ours, inputs, upstream, materialize_grads=True), expected)
 
 
 def mutual_information(objective: MaxMIG, logits: Tensor, annotations: Annotations) -> Tensor:
@@ -84,13 +85,13 @@ def test_max_mig_equals_the_formula_over_all_pairs(name, weighted):
     logits = logits_of().requires_grad_()
     inputs = [logits, *(p for p in objective.parameters() if p.requires_grad)]
     ours, plain = objective(logits, annotations), mutual_information(objective, logits, annotations)
-    torch.testing.assert_close(ours, plain)
-    torch.testing.assert_close(torch.autograd.grad(ours, inputs), torch.autograd.grad(plain, inputs))
+    assert_close(ours, plain)
+    assert_close(torch.autograd.grad(ours, inputs), torch.autograd.grad(plain, inputs))
     each = make(name, reduction="none")(logits, annotations)
     assert each.shape == (4,) and each[1] == 0
-    torch.testing.assert_close(each.sum() / 3, ours)
-    torch.testing.assert_close(make(name, reduction="sum")(logits, annotations), 3 * ours)
-    torch.testing.assert_close(make(name, reduction="item_mean")(logits, annotations), ours)
+    assert_close(each.sum() / 3, ours)
+    assert_close(make(name, reduction="sum")(logits, annotations), 3 * ours)
+    assert_close(make(name, reduction="item_mean")(logits, annotations), ours)
 
 
 def test_max_mig_without_pairs_and_with_extreme_logits():
@@ -99,7 +100,7 @@ def test_max_mig_without_pairs_and_with_extreme_logits():
     logits = torch.stack([logits_of()[0], torch.full((C,), float("nan"), dtype=torch.float64)]).requires_grad_()
     loss = objective(logits, one)
     log_ratio = objective.aggregate(one)[0] - objective.prior_logits.log_softmax(0)
-    torch.testing.assert_close(loss, -1 - (logits[0].log_softmax(0) + log_ratio).logsumexp(0))
+    assert_close(loss, -1 - (logits[0].log_softmax(0) + log_ratio).logsumexp(0))
     loss.backward()
     assert logits.grad[0].abs().sum() > 0 and (logits.grad[1] == 0).all()
     extreme = (1e3 * torch.eye(C, dtype=torch.float64))[[0, 1, 2, 0]].requires_grad_()
@@ -139,7 +140,7 @@ def test_label_set_of_another_size(name):
     logits = torch.randn(1, C, requires_grad=True)
     objective(logits, annotations).backward()
     assert logits.grad.abs().sum() > 0
-    torch.testing.assert_close(objective.confusion().sum(-1), torch.ones(R, C))
+    assert_close(objective.confusion().sum(-1), torch.ones(R, C))
     assert objective.posterior(logits, annotations).shape == (1, C)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.compare import assert_close
 from support.small_crowd import (
     LABEL,
     MAKERS,
@@ -32,10 +33,10 @@ def test_loss_and_gradients_equal_plain_pytorch(name, reduction, weighted):
     weight = [1.0] * 6 if annotations.weight is None else annotations.weight.tolist()
     inputs = [logits_of().requires_grad_(), *objective.parameters()]
     ours, plain = objective(inputs[0], annotations), plain_loss(objective, inputs[0], weight)
-    torch.testing.assert_close(ours, plain)
+    assert_close(ours, plain)
     upstream = torch.arange(1, 1 + ours.numel(), dtype=torch.float64).view(ours.shape) * 0.7
     expected = torch.autograd.grad(plain, inputs, upstream, materialize_grads=True)
-    torch.testing.assert_close(torch.autograd.grad(ours, inputs, upstream), expected)
+    assert_close(torch.autograd.grad(ours, inputs, upstream), expected)
 
 
 # The contract
@@ -51,7 +52,7 @@ def test_log_likelihood_is_minus_the_unweighted_unreduced_loss(name):
         expected = F.log_softmax(logits, 1)[[0, 0, 2, 2, 2, 3], LABEL]
     else:
         expected = -torch.stack(plain_terms(objective, logits)[0])
-    torch.testing.assert_close(got, expected.detach())
+    assert_close(got, expected.detach())
 
 
 @pytest.mark.parametrize("labels", [2, 5])
@@ -62,9 +63,9 @@ def test_label_set_of_another_size(labels):
         objective(logits, annotations).backward()
         assert logits.grad.abs().sum() > 0
         assert objective.confusion().shape == (R, C, labels)
-        torch.testing.assert_close(objective.confusion().sum(-1), torch.ones(R, C))
+        assert_close(objective.confusion().sum(-1), torch.ones(R, C))
         diagonal = torch.stack([objective.confusion()[:, k, k] for k in range(min(C, labels))], 1)
-        torch.testing.assert_close(objective.reliability(), diagonal.mean(1))
+        assert_close(objective.reliability(), diagonal.mean(1))
         assert objective.posterior(logits, annotations).shape == (1, C)
     for make in (
         MajorityVote,

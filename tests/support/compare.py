@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ def assert_close(
 
     Args:
         ours: a tensor, a number, or a list, tuple or mapping of them.
-        wanted: of the same structure.
+        wanted: of the same structure; an array of NumPy says nothing of the dtype of a tensor.
         rtol: share of the wanted value; with ``atol`` left out too, that of the dtype.
         atol: absolute tolerance.
         equal_nan: NaN is what was wanted where NaN is wanted.
@@ -69,6 +70,10 @@ def assert_same(ours: Any, wanted: Any, where: str = "") -> None:
 
 
 def _tensors(ours: Any, wanted: Any, where: str) -> tuple[Tensor, Tensor]:
+    if isinstance(wanted, np.ndarray):  # computed by hand: its dtype is that of Python
+        ours, wanted = torch.as_tensor(ours).detach().double(), torch.from_numpy(np.asarray(wanted, dtype=np.float64))
+        assert ours.shape == wanted.shape, f"{where or 'tensor'} has shape {list(ours.shape)}, not {list(wanted.shape)}"
+        return ours, wanted
     if isinstance(ours, Tensor) != isinstance(wanted, Tensor):
         raise TypeError(f"{where or 'values'}: {type(ours).__name__} is compared with {type(wanted).__name__}")
     if not isinstance(wanted, Tensor):

@@ -106,7 +106,7 @@ VARIANTS: dict[str, Case] = {
         "geocrowdnet", {"volume": "W", "scope": "batch", "volume_weight": 0.3, "normalization": "softplus"}
     ),
     "union-net A": Case("union-net", {"variant": "A"}),
-    "max-mig prior": Case("max-mig", {"prior": "votes", "learn_prior": True}),
+    "max-mig prior": Case("max-mig", {"class_prior": "votes", "learn_class_prior": True}),
     "doctor-net residual": Case("doctor-net", {"heads": "residual"}),
     "weighted-doctor-net averaging": Case("weighted-doctor-net", {"head_epochs": 0}),
     # low rank

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from support.compare import assert_close
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[!.]*/README.md")])
 """Every page of the project."""
@@ -77,6 +79,6 @@ def compare(source: str, value: Any, told: Any) -> None:
     """A value against what its comment says: tensors to the digits that are shown."""
     if isinstance(value, Tensor):
         expected = torch.tensor(told, dtype=value.dtype)
-        torch.testing.assert_close(value.detach(), expected, atol=1e-3, rtol=0, msg=lambda text: f"{source}: {text}")
+        assert_close(value.detach(), expected, atol=1e-3, rtol=0.0, where=source)
     else:
         assert value == told, source

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.attached import ATTACHED, C, R, check_compiled, check_functional_call, mlp
+from support.compare import assert_close
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -61,7 +62,7 @@ def worker(rank: int, rendezvous: str, out: str) -> None:
         fully_shard(sharded, mesh=mesh)
         sharded(*shard(rank)).loss.backward()
         for key, p in sharded.named_parameters():
-            torch.testing.assert_close(p.grad.full_tensor(), results[name][key])
+            assert_close(p.grad.full_tensor(), results[name][key])
         if sharded.objective.models_annotators:
             assert torch.equal(sharded.objective.confusion(), model.module.objective.confusion())
     if rank == 0:
@@ -88,7 +89,7 @@ def test_ddp_and_fsdp_with_annotators_unseen_on_a_rank(tmp_path):
             model.objective.trace_weight = 0.0
         model(x, Annotations.from_dense(dense, num_classes=C)).loss.backward()
         for key, parameter in model.named_parameters():
-            torch.testing.assert_close(2 * results[name][key], parameter.grad, msg=lambda m, k=key: f"{k}: {m}")
+            assert_close(2 * results[name][key], parameter.grad, where=key)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compare import assert_close
 from support.crowds import build, crowd
 from torch import Tensor
 
@@ -67,19 +68,19 @@ def test_e_and_m_step_are_those_of_the_paper(sizes: tuple[int, int, int, int, in
     total = q.sum((2, 3))
     q = q / total[:, :, None, None]
     found = expect(log_f, log_alpha, log_beta, label_cells(a))
-    torch.testing.assert_close(found.log_likelihood, (r * total.log()).sum())
-    torch.testing.assert_close(found.targets, torch.einsum("ij,ijmk->ik", r, q))
-    torch.testing.assert_close(found.counts, torch.einsum("ij,ijmk->mjk", r, q))
+    assert_close(found.log_likelihood, (r * total.log()).sum())
+    assert_close(found.targets, torch.einsum("ij,ijmk->ik", r, q))
+    assert_close(found.counts, torch.einsum("ij,ijmk->mjk", r, q))
     for smoothing in (0.0, 1.0):
         new_alpha, new_beta = (value.exp() for value in maximise(found, smoothing))
         expected = torch.einsum("ij,ijmk->m", r, q) + smoothing
         if expected.sum() > 0:
-            torch.testing.assert_close(new_alpha, expected / expected.sum())
+            assert_close(new_alpha, expected / expected.sum())
         expected = torch.einsum("ij,ijmk->mjk", r, q) + smoothing
         expected = expected / expected.sum(1, keepdim=True)
         known = expected.isfinite()
-        torch.testing.assert_close(new_beta[known], expected[known], rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(new_beta.sum(1), torch.ones(groups, classes, dtype=torch.double))
+        assert_close(new_beta[known], expected[known], rtol=1e-6, atol=1e-9)
+        assert_close(new_beta.sum(1), torch.ones(groups, classes, dtype=torch.double))
 
 
 @settings(deadline=None, max_examples=30)
@@ -92,12 +93,12 @@ def test_annotators_in_groups_by_the_book(sizes: tuple[int, int, int, int, int],
     weight = torch.ones(a.num_annotations, dtype=torch.double) if a.weight is None else a.weight
     each = torch.stack([f[a.item] @ beta[m] for m in range(groups)], 1)  # [nnz, M, K]
     each = each[torch.arange(a.num_annotations), :, a.label]
-    torch.testing.assert_close(group_log_probs(log_f, log_beta, a).exp(), each)
+    assert_close(group_log_probs(log_f, log_beta, a).exp(), each)
     joint = alpha.expand(annotators, -1).clone()
     for n, r in enumerate(a.annotator.tolist()):
         joint[r] *= each[n] ** weight[n]
     posterior = joint / joint.sum(1, keepdim=True)
-    torch.testing.assert_close(group_posteriors(each.log(), log_alpha, a), posterior)
+    assert_close(group_posteriors(each.log(), log_alpha, a), posterior)
     counts, targets = torch.zeros(groups, labels, classes).double(), torch.zeros(items, classes).double()
     for n, (i, r, y) in enumerate(zip(a.item.tolist(), a.annotator.tolist(), a.label.tolist(), strict=True)):
         for m in range(groups):
@@ -105,11 +106,11 @@ def test_annotators_in_groups_by_the_book(sizes: tuple[int, int, int, int, int],
             counts[m, y] += q
             targets[i] += q
     found = expect_annotators(log_f, log_alpha, log_beta, a)
-    torch.testing.assert_close(found.log_likelihood, joint.sum(1).log().sum())
-    torch.testing.assert_close(found.counts, counts)
-    torch.testing.assert_close(found.targets, targets)
+    assert_close(found.log_likelihood, joint.sum(1).log().sum())
+    assert_close(found.counts, counts)
+    assert_close(found.targets, targets)
     used = sorted(set(a.annotator.tolist()))
-    torch.testing.assert_close(found.groups, posterior[used].sum(0))
+    assert_close(found.groups, posterior[used].sum(0))
 
 
 @pytest.mark.parametrize("find", [expect, expect_annotators])
@@ -136,7 +137,7 @@ def test_cells_are_the_frequencies_of_labels() -> None:
     a = crowd(items=20, annotators=4, classes=3)
     for each in (a, Annotations(a.indptr, a.annotator, a.label, num_annotators=4, num_classes=3)):
         cells = label_cells(each)
-        torch.testing.assert_close(dense_counts(cells), dense_counts(each))
+        assert_close(dense_counts(cells), dense_counts(each))
         key = cells.item * 3 + cells.label
         assert (key.diff() > 0).all() and cells.num_annotators == 1
     empty = label_cells(Annotations([0, 0, 0], [], [], num_annotators=2, num_classes=3))
@@ -156,9 +157,9 @@ def test_start_is_the_votes_divided_by_groups() -> None:
     expected = torch.zeros(2, 3, 3).double()
     for n, (i, y) in enumerate(zip(cells.item.tolist(), cells.label.tolist(), strict=True)):
         expected[int(groups[n]), y] += shares_of(a)[i] * cells.weight[n]
-    torch.testing.assert_close(found.counts, expected)
-    torch.testing.assert_close(found.targets, a.votes().double())
-    torch.testing.assert_close(found.groups, expected.sum((1, 2)))
+    assert_close(found.counts, expected)
+    assert_close(found.targets, a.votes().double())
+    assert_close(found.groups, expected.sum((1, 2)))
 
 
 def test_clusters_tell_labels_that_agree_from_those_that_do_not() -> None:

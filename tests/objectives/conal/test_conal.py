@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from support.compare import assert_close
 from support.conal import FEATURES, HARD, ITEM, OPTIONS, PEOPLE_IN_CROWD, D, crowd_of, make
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor, nn
@@ -64,12 +65,12 @@ def test_loss_and_gradients_equal_plain_pytorch(name, reduction, weighted):
         plain = {"sum": nll.sum(), "mean": nll.sum() / weight.sum(), "item_mean": item_mean}[reduction]
         plain = plain + plain_penalty(objective)
     ours = objective(logits, annotations, features)
-    torch.testing.assert_close(ours, plain)
+    assert_close(ours, plain)
     upstream = torch.arange(1, 1 + ours.numel(), dtype=torch.float64).view(ours.shape) * 0.7
     expected = torch.autograd.grad(plain, inputs, upstream)
     found = torch.autograd.grad(ours, inputs, upstream)
     assert [g.is_sparse for g in found].count(True) == {"sparse": 2, "sparse people": 1}.get(name, 0)
-    torch.testing.assert_close([g.to_dense() for g in found], list(expected))
+    assert_close([g.to_dense() for g in found], list(expected))
 
 
 @pytest.mark.parametrize("name", ["logits", "batch"])
@@ -135,13 +136,13 @@ def test_batch_scope_reaches_the_batch_alone():
 def test_omega_likelihood_and_posterior_are_the_models(name):
     objective = perturbed(make(**OPTIONS[name]))
     omega = objective.per_annotation_source(batch(), FEATURES)
-    torch.testing.assert_close(omega, plain_omega(objective).detach())
+    assert_close(omega, plain_omega(objective).detach())
     assert not omega.requires_grad and (0.01 < omega).all() and (omega < 0.99).all()
     if objective.noise_source.normalize_items:
         assert omega.min() > 0.268 and omega.max() < 0.732
     logits = logits_of()
     likelihood = objective.log_likelihood(logits, batch(weighted=True), FEATURES)
-    torch.testing.assert_close(likelihood, -plain_nll(objective, logits).detach())
+    assert_close(likelihood, -plain_nll(objective, logits).detach())
 
     expected = logits.log_softmax(1)
     for k in range(C):  # by way of a classifier that is certain of class k
@@ -150,8 +151,8 @@ def test_omega_likelihood_and_posterior_are_the_models(name):
         terms = -plain_nll(objective, certain).detach() * batch(weighted=True).weight
         expected[:, k] += torch.zeros(4, dtype=torch.float64).index_add(0, torch.tensor(ITEM), terms)
     found = objective.posterior(logits, batch(weighted=True), FEATURES)
-    torch.testing.assert_close(found, expected.softmax(1))
-    torch.testing.assert_close(found[1], logits[1].softmax(0))
+    assert_close(found, expected.softmax(1))
+    assert_close(found[1], logits[1].softmax(0))
 
 
 def test_confusions_are_detached_rows_of_the_true_class():
@@ -162,7 +163,7 @@ def test_confusions_are_detached_rows_of_the_true_class():
     ):
         assert confusion.shape == weight.shape and not confusion.requires_grad
         expected = weight.detach().exp()
-        torch.testing.assert_close(confusion, expected / expected.sum(-1, keepdim=True))
+        assert_close(confusion, expected / expected.sum(-1, keepdim=True))
 
 
 @pytest.mark.parametrize("mixing", ["logits", "probabilities"])
@@ -184,7 +185,7 @@ def test_confident_low_precision_inputs_are_computed_in_float32():
         loss = objective(logits, batch(), features)
         loss.backward()
         assert loss.dtype == torch.float32 and logits.grad.isfinite().all()
-        torch.testing.assert_close(loss, objective(logits.detach().float(), batch(), features.float()))
+        assert_close(loss, objective(logits.detach().float(), batch(), features.float()))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(objective(logits, batch(), features), loss)
         low = copy.deepcopy(objective).bfloat16()

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.attached import check_compiled, labels, mlp
+from support.compare import assert_close
 from support.conal import FEATURES, PEOPLE, D, make
 from support.small_crowd import C, R, batch, logits_of, perturbed
 from support.small_run import frozen, go, write
@@ -155,7 +156,7 @@ def test_functional_call_and_func_grad():
     gradients = torch.func.grad(loss)(parameters)
     objective(logits, batch(), features).backward()
     for key, parameter in objective.named_parameters():
-        torch.testing.assert_close(gradients[key], parameter.grad)
+        assert_close(gradients[key], parameter.grad)
 
 
 def test_bitwise_repeatable_over_runs_and_threads():

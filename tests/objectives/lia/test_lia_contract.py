@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.attached import check_compiled, labels, mlp
+from support.compare import assert_close
 from support.lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
 from support.memory import Largest
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
@@ -27,7 +28,7 @@ def test_unlabelled_items_count_nothing_and_empty_batches_are_zero(phase: str) -
     logits[1], x[1] = torch.nan, torch.nan
     loss = objective(logits.requires_grad_(), batch(), x)
     loss.backward()
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     assert all(p.grad.isfinite().all() for p in objective.parameters()) and (logits.grad[1] == 0).all()
     for items in (0, 3):
         nothing = Annotations([0] * (items + 1), [], [], num_annotators=R, num_classes=C, item_id=range(items))
@@ -52,8 +53,8 @@ def test_compiled_and_bfloat16(name: str, phase: str) -> None:
         assert torch.equal(objective(logits, annotations, x), expected)
     torch.compiler.reset()
     got = torch.compile(objective, fullgraph=True, backend="aot_eager")(logits, annotations, x)
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(torch.autograd.grad(got, parameters), grads)
+    assert_close(got, expected)
+    assert_close(torch.autograd.grad(got, parameters), grads)
     half = make(**options).bfloat16()
     half.on_train_start(annotations)
     loss = half(logits.detach().bfloat16(), annotations, x.bfloat16())

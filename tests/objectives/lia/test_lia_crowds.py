@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_close
 from support.lia_crowds import EASY, HARD, SKILL, C, D, R, fit, problem
 from torch import Tensor, nn
 
@@ -78,9 +79,7 @@ def test_embeddings_of_items_in_place_of_features() -> None:
     found = (objective.posterior(logits, annotations).argmax(1) == truth).float().mean()
     assert found > (annotations.votes().argmax(1) == truth).float().mean() + 0.1
     rows = torch.randperm(600)[:50]
-    torch.testing.assert_close(
-        objective.posterior(logits[rows], annotations[rows]), objective.posterior(logits, annotations)[rows]
-    )
+    assert_close(objective.posterior(logits[rows], annotations[rows]), objective.posterior(logits, annotations)[rows])
 
 
 @pytest.mark.parametrize("finetune", ["item", "annotation"])
@@ -103,7 +102,7 @@ def test_labelling_functions_of_weak_supervision(finetune: Any) -> None:
     right = (posterior.argmax(1) == truth).float()
     assert right[voted].mean() > (annotations.votes().argmax(1) == truth)[voted].float().mean() + 0.05
     assert right[~voted].mean() > 0.8  # no rule spoke: the classifier alone
-    torch.testing.assert_close(posterior[~voted], logits.softmax(1)[~voted])
+    assert_close(posterior[~voted], logits.softmax(1)[~voted])
 
 
 def test_crowdnal_train(tmp_path: Any) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from support.compare import assert_close
 from support.pages import PAGES, ROOT, blocks, name_of, prose, run, text_of
 
 import crowdnal
@@ -69,16 +70,16 @@ def check_loops(scope: Scope, printed: str) -> None:
     assert len(scope["log_likelihoods"]) == 2 and scope["model"].objective.name == "cmm"
     assert scope["score"] < 0
     assert scope["ccc"].corrects and scope["ccc"].groups.unique().numel() > 1
-    torch.testing.assert_close(scope["probs"].sum(1), torch.ones(len(scope["images"])))
+    assert_close(scope["probs"].sum(1), torch.ones(len(scope["images"])))
 
 
 def check_concepts(scope: Scope, printed: str) -> None:
     p, A = scope["p"][0], scope["A"]
     softmax = torch.stack([(p @ A[r]).softmax(0)[y] for r, y in ((0, 0), (1, 1))])
-    torch.testing.assert_close(scope["softmax_link"], -softmax.log())
+    assert_close(scope["softmax_link"], -softmax.log())
     mixture = torch.stack([p @ A[0, :, 0], p @ A[1, :, 1]])
-    torch.testing.assert_close(scope["mixture_link"], -mixture.log())
-    torch.testing.assert_close(scope["joint_link"], -(p * A[0, :, 0] * A[1, :, 1]).sum().log()[None])
+    assert_close(scope["mixture_link"], -mixture.log())
+    assert_close(scope["joint_link"], -(p * A[0, :, 0] * A[1, :, 1]).sum().log()[None])
 
 
 def check_command(scope: Scope, printed: str) -> None:
