@@ -15,7 +15,7 @@ from crowdnal.objectives._bases.base import Objective, Predict
 from crowdnal.objectives._bases.rounds import RoundsObjective
 from crowdnal.objectives.cmm.em import Expected, expect, expect_annotators, label_cells, maximise
 from crowdnal.objectives.cmm.grouped import GroupedObjective
-from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, starting_counts
+from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, initial_counts
 from crowdnal.objectives.cmm.mixture import GroupMixture
 
 Training = Literal["em", "gradient"]
@@ -135,14 +135,14 @@ class CMM(GroupedObjective):
         a = self._annotations
         if a is None or self.num_labels != self.num_classes:
             return
-        shares, groups = vote_proportions(a, self.num_classes), self.mixture.weights().shape[0]
+        votes, groups = vote_proportions(a, self.num_classes), self.mixture.weights().shape[0]
         if self.grouped == "annotators":
-            mine = cluster_annotators(a, shares, groups, self.seed)[a.annotator]
+            mine = cluster_annotators(a, votes, groups, self.seed)[a.annotator]
         else:
             a = self._cells_on(a.device)
-            mine = cluster_labels(a, shares, groups, self.seed)
+            mine = cluster_labels(a, votes, groups, self.seed)
         self.membership = self.membership[:0]
-        self._take(starting_counts(a, shares, mine, groups))
+        self._take(initial_counts(a, votes, mine, groups))
 
     def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         logits = logits.double()
