@@ -16,7 +16,7 @@ from crowdnal.aggregation.em import (
     check_prior,
     check_smoothing,
     classes_of,
-    log_shares,
+    log_proportions,
     possible,
     pseudo_counts_of,
 )
@@ -129,7 +129,7 @@ class ClosedFormObjective(RoundsObjective):
     def _count(self, counts: Tensor) -> None:
         """M-step of the confusions; a label that an annotator never gave stays just possible."""
         counts = counts.double()
-        self._show(log_shares(counts, pseudo_counts_of(self.confusion_prior, self.smoothing, counts)))
+        self._show(log_proportions(counts, pseudo_counts_of(self.confusion_prior, self.smoothing, counts)))
 
     def _show(self, log_confusion: Tensor) -> None:
         """Sets the confusions, ``[R, K, C]``."""
