@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from crowdnal._utils.options import check_amount, check_choice
 from crowdnal.aggregation import Omega, State, posterior
+from crowdnal.data import Annotations
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
 from crowdnal.objectives._registry import register
@@ -42,7 +43,7 @@ class CoNALEM(RoundsObjective):
         omega: Omega = "annotator", smoothing: float = 0.1, **common: Unpack[RoundsOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
-        self.require_square("CoNALEM, which starts from the votes,")
+        self.require_square("CoNALEM, which is initialised by the votes,")
         check_choice(Omega, omega=omega)
         check_amount(smoothing=smoothing)
         self.per: Omega = omega
@@ -63,10 +64,9 @@ class CoNALEM(RoundsObjective):
         """``[C, K]``: the common one."""
         return self.common.t().clone()
 
-    def _init_targets(self) -> None:
-        super()._init_targets()
-        assert self._annotations is not None
-        em = State(self._annotations, None, self.per, self.smoothing, torch.float64)
+    def _init_targets(self, annotations: Annotations) -> None:
+        super()._init_targets(annotations)
+        em = State(annotations, None, self.per, self.smoothing, torch.float64)
         em.maximise()
         self._keep(em)
 
