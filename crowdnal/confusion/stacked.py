@@ -1,4 +1,4 @@
-"""Two matrices an annotator, one after the other, as a module like those of :mod:`crowdnal.confusion`."""
+"""Two matrices per annotator, one after the other, as a module like those of :mod:`crowdnal.confusion`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from crowdnal.confusion._full import FreeConfusion
 from crowdnal.confusion.low_rank import BlockwiseConfusion, LowRankConfusion
@@ -19,7 +20,7 @@ Hidden = Literal["linear", "softmax"]
 class StackedConfusion(BlockwiseConfusion):
     """Scores ``f(p V_r) W_r`` for the softmax link, f the identity or a softmax; V_r ``[C, C]``, W_r ``[C, K]``.
 
-    Both start at the identity. With a ``rank`` both are a diagonal plus a matrix of that rank
+    Both are initialised to the identity. With a ``rank`` both are a diagonal plus a matrix of that rank
     (:class:`LowRankConfusion`), and nothing larger than ``[nnz, C + K]`` is built for the loss.
     """
 
@@ -27,14 +28,9 @@ class StackedConfusion(BlockwiseConfusion):
     second: FreeConfusion | LowRankConfusion
 
     def __init__(
-        self,
-        num_annotators: int,
-        num_classes: int,
-        num_labels: int,
-        *,
-        hidden: Hidden = "linear",
-        rank: int | None = None,
-    ) -> None:
+        self, num_annotators: int, num_classes: int, num_labels: int, *,
+        hidden: Hidden = "linear", rank: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.hidden: Hidden = hidden
         self._shape = num_annotators, num_classes, num_labels
@@ -65,8 +61,8 @@ class StackedConfusion(BlockwiseConfusion):
     def _activate(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1) if self.hidden == "softmax" else scores
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
         return f"hidden={self.hidden!r}"
 
 

@@ -88,9 +88,8 @@ class ClosedFormObjective(RoundsObjective):
         log_confusion = self.log_confusion.to(torch.promote_types(self.log_confusion.dtype, torch.float32))
         return log_confusion.softmax(1).transpose(1, 2).contiguous()
 
-    def _init_targets(self) -> None:
-        a = self._annotations
-        assert a is not None
+    def _init_targets(self, annotations: Annotations) -> None:
+        a = annotations
         if self.gold is not None:
             check_gold(self.gold, self.num_classes, len(a))
         if self.initial is not None:
