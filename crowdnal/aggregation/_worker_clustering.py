@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation._em import FLOOR, check_options, possible
+from crowdnal._utils.probability import proportions
+from crowdnal.aggregation.clustering import farthest_first_clusters
+from crowdnal.aggregation.em import FLOOR, AggregationResult, check_options, iterate, possible, weights_of
 from crowdnal.data import Annotations
 from crowdnal.functional import em_step
-from crowdnal.functional.segments import annotation_weight
 
 __all__ = ["WorkerClusteringResult", "worker_clustering"]
 
 
 @dataclass
-class WorkerClusteringResult:
+class WorkerClusteringResult(AggregationResult):
     """What `worker_clustering` found.
 
     Attributes:
@@ -35,11 +36,6 @@ class WorkerClusteringResult:
     class_prior: Tensor
     objective: list[float]
     converged: bool
-
-    @property
-    def labels(self) -> Tensor:
-        """``[N]`` most probable class; the lowest of equally probable ones."""
-        return self.posterior.argmax(1)
 
     @property
     def confusion(self) -> Tensor:
@@ -66,7 +62,7 @@ def worker_clustering(
     ``log q(m_r = m) = log τ_m + Σ_y Σ_k c_r[y, k] log A_m[k, y]``, c the expected counts; π, τ and A are in closed
     form. The bound never falls.
 
-    Starts from the shares of the votes and K-means of the confusions counted against them: the first centre is the
+    Starts from the vote proportions and K-means of the confusions counted against them: the first centre is the
     annotator with most labels, each further one the farthest by (labels x squared distance); nothing is drawn.
 
     Args:
@@ -84,17 +80,13 @@ def worker_clustering(
     check_options(annotations, annotations.num_classes, gold, None, smoothing, dtype)
     if not 1 <= num_clusters <= max(annotations.num_annotators, 1):
         raise ValueError(f"num_clusters={num_clusters} must be 1 to R={annotations.num_annotators} annotators")
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations must be 1 or more, got {max_iterations}")
-    if math.isnan(tolerance):
-        raise ValueError("tolerance must be a number, got NaN; a negative one never stops")
     model = _Model(annotations, num_clusters, smoothing, None if gold is None else gold.to(annotations.device), dtype)
-    objective: list[float] = []
-    converged = False
-    while len(objective) < max_iterations and not converged:
+
+    def step() -> float:
         model.maximise()
-        objective.append(model.expect())
-        converged = len(objective) > 1 and objective[-1] - objective[-2] < tolerance * model.total
+        return model.expect()
+
+    objective, converged = iterate(step, max_iterations, tolerance * model.total)
     clusters = model.log_clusters.exp().transpose(1, 2).contiguous()
     return WorkerClusteringResult(model.posterior, model.membership, clusters, model.class_prior, objective, converged)
 
@@ -112,21 +104,17 @@ class _Model:
     ) -> None:
         a = self.annotations = annotations
         self.smoothing, self.gold = smoothing, gold
-        self.weight = annotation_weight(a, None, dtype)
-        self.total = float(a.num_annotations if self.weight is None else self.weight.sum()) or 1.0
+        self.weight, self.total = weights_of(a, dtype)
         flat = torch.zeros(a.num_annotators, a.num_classes, a.num_classes, dtype=dtype, device=a.device)
         self._step(None, flat)
         if gold is not None:
             only = possible(gold, a.num_classes).to(dtype)
             self._step(torch.where((gold >= 0).unsqueeze(1), only, self.posterior).log(), flat)
-        self.membership = _k_means(self.counts, num_clusters)
+        self.membership = farthest_first_clusters(self.counts, num_clusters)
 
     def maximise(self) -> None:
         """M-step: class prior, shares of the clusters and their confusions."""
-        classes = self.counts.shape[2]
-        total = self.totals.sum()
-        self.class_prior = torch.where(total > 0, self.totals / total.clamp(min=FLOOR), 1 / max(classes, 1))
-        self.class_prior = self.class_prior.clamp(min=FLOOR)
+        self.class_prior = proportions(self.totals, 0).clamp(min=FLOOR)
         self.shares = self.membership.mean(0).clamp(min=FLOOR)
         counts = (self.membership.T @ self.counts.flatten(1)).view(-1, *self.counts.shape[1:]) + self.smoothing
         counts = counts.clamp(min=FLOOR)
@@ -149,25 +137,3 @@ class _Model:
             log_prior, log_confusion, self.weight, self.annotations
         )
         return float(loss)
-
-
-def _k_means(counts: Tensor, num_clusters: int, iterations: int = 20) -> Tensor:
-    """``[R, M]`` one-hot clusters of annotators by their confusions, those with more labels counting for more."""
-    labels = counts.sum((1, 2))
-    shares = counts + 1
-    points = (shares / shares.sum(1, keepdim=True)).flatten(1)
-    eye = torch.eye(num_clusters, dtype=counts.dtype, device=counts.device)
-    if len(points) == 0:
-        return eye[:0]
-    chosen = labels.argmax().view(1)
-    while len(chosen) < num_clusters:
-        nearest = torch.cdist(points, points[chosen]).square().min(1).values * (labels + FLOOR)
-        nearest[chosen] = -1.0
-        chosen = torch.cat([chosen, nearest.argmax().view(1)])
-    centres = points[chosen]
-    for _ in range(iterations):
-        member = eye[torch.cdist(points, centres).argmin(1)]
-        weight = (member * labels.unsqueeze(1)).T
-        size = weight.sum(1, keepdim=True)
-        centres = torch.where(size > 0, weight @ points / size.clamp(min=FLOOR), centres)
-    return member

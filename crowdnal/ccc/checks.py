@@ -36,7 +36,7 @@ def check_models(model_a: Any, model_b: Any, scope: str) -> None:
             )
         if objective.reduction == "none":
             raise ValueError(f"{name} has reduction='none': a step needs one number, use 'mean'")
-        objective._needs_square("CCC, whose meta sets take labels for classes,")
+        objective.require_square("CCC, whose meta sets take labels for classes,")
         if scope == "head" and not head_of(model):
             raise ValueError(f"{name} has no linear layer, so that scope='head' moves nothing: use scope='all'")
     a, b = model_a.objective, model_b.objective

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crowdnal.aggregation.clustering import cluster_matrices
 from crowdnal.ccc.checks import check_data, check_models, check_options
-from crowdnal.ccc.clustering import cluster
 from crowdnal.ccc.data import Items
 from crowdnal.ccc.meta_sets import MetaSets
 from crowdnal.ccc.passes import at_least_float32
@@ -144,7 +144,7 @@ class CCC(nn.Module):
         models = self.model_a, self.model_b
         self.meta_sets.distill(models, self.groups.device)
         for k, model in enumerate(models):
-            self.groups[k] = cluster(confusion_of(model), self.corrector.num_groups, self._seed_of(k))
+            self.groups[k] = cluster_matrices(confusion_of(model), self.corrector.num_groups, self._seed_of(k))
 
     def step(
         self,

@@ -6,8 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import emulated
 import pytest
+from support import emulated
 
 
 @pytest.fixture(scope="module")
