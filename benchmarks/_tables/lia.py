@@ -19,7 +19,8 @@ come from there.
 Planted: the data are the sentences whose truth is known, and an always right and an always wrong annotator label all of
 them, beside the others at redundancy 5; the place of each among all 468 by reliability, 1 the best. The first targets
 are vote proportions, which disagree with the always right one, so EM must converge: 45 rounds of 20 steps,
-``competence_precision=1``. That was chosen by the places at seeds 0, 1 and 103: two of the three shown had a part in it.
+``competence_precision=1``. That was chosen by the places at seeds 0, 1 and 103: two of the three shown had a part in
+it.
 """
 
 from __future__ import annotations
