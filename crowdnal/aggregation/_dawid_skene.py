@@ -15,7 +15,7 @@ from crowdnal.aggregation.em import (
     check_options,
     classes_of,
     iterate,
-    log_shares,
+    log_proportions,
     possible,
     pseudo_counts_of,
     weights_of,
@@ -147,7 +147,7 @@ class EMState:
 
     def _log_confusion(self) -> Tensor:
         """Of the M-step, [R, K, C]."""
-        return log_shares(self.counts, self.pseudo_counts)
+        return log_proportions(self.counts, self.pseudo_counts)
 
     def _log_density(self, pseudo_counts: Tensor) -> float:
         """Of the pseudo-counts."""

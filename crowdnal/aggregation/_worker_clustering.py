@@ -113,23 +113,23 @@ class _Model:
         self.membership = farthest_first_clusters(self.counts, num_clusters)
 
     def maximise(self) -> None:
-        """M-step: class prior, shares of the clusters and their confusions."""
+        """M-step: class prior, weights and confusions of the clusters."""
         self.class_prior = proportions(self.totals, 0).clamp(min=FLOOR)
-        self.shares = self.membership.mean(0).clamp(min=FLOOR)
+        self.cluster_weights = self.membership.mean(0).clamp(min=FLOOR)
         counts = (self.membership.T @ self.counts.flatten(1)).view(-1, *self.counts.shape[1:]) + self.smoothing
         counts = counts.clamp(min=FLOOR)
         self.log_clusters = (counts / counts.sum(1, keepdim=True)).log()
 
     def expect(self) -> float:
         """E-steps: memberships, then the posterior; returns the objective."""
-        scores = self.shares.log() + self.counts.flatten(1) @ self.log_clusters.flatten(1).T
+        scores = self.cluster_weights.log() + self.counts.flatten(1) @ self.log_clusters.flatten(1).T
         self.membership = scores.softmax(1)
         log_prior = self.class_prior.log().unsqueeze(0)
         if self.gold is not None:
             log_prior = torch.where(possible(self.gold, log_prior.shape[1]), log_prior, -math.inf)
         mixed = (self.membership @ self.log_clusters.flatten(1)).view(self.counts.shape)
         likelihood = -self._step(log_prior, mixed)
-        entropy = (self.membership * (self.shares.log() - self.membership.clamp(min=1e-300).log())).sum()
+        entropy = (self.membership * (self.cluster_weights.log() - self.membership.clamp(min=1e-300).log())).sum()
         return likelihood + float(entropy + self.smoothing * self.log_clusters.sum())
 
     def _step(self, log_prior: Tensor | None, log_confusion: Tensor) -> float:

@@ -73,7 +73,7 @@ def iterate(step: Callable[[], float], max_iterations: int, tolerance: float) ->
     return values, False
 
 
-def log_shares(counts: Tensor, pseudo_counts: Tensor | None) -> Tensor:
+def log_proportions(counts: Tensor, pseudo_counts: Tensor | None) -> Tensor:
     """The M-step of confusions: log of counts ``[R, K, C]``, plus pseudo-counts, as distributions over K.
 
     A label that an annotator gave counts FLOOR at least; one they never gave is impossible; nothing at all is uniform.

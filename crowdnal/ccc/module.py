@@ -50,7 +50,7 @@ class CCC(nn.Module):
         num_groups: G; fewer are used where annotators have fewer different matrices.
         correction_rate: gamma; 0 switches the correction off: two plain CrowdLayers.
         warmup_epochs: epochs of plain CrowdLayer before the first correction.
-        meta_size: M, at least one item a class.
+        meta_size: M, at least one item per class.
         meta_batch_size: items of a meta batch (all of a smaller meta set).
         scope: what the virtual step moves: ``"all"`` weights of the network, or its ``"head"``, the last linear layer.
         meta: for ``scope="all"``: ``"exact"`` (one forward-mode pass), ``"finite_difference"`` (one forward pass; two

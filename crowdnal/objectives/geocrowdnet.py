@@ -67,14 +67,14 @@ class GeoCrowdNet(MixtureObjective):
         if self.volume == "F" or self.volume_weight == 0:
             return None
         if self.scope == "all":
-            gram = self.annotators.gram(self._shares(annotations.device))
+            gram = self.annotators.gram(self._weights(annotations.device))
         else:
             chosen, present = annotators_in(annotations)
             gram = self.annotators.gram(present / present.sum(), self._matrix_of(chosen))
         return -self.volume_weight * log_det(gram)
 
-    def _shares(self, device: torch.device) -> Tensor:
-        """``[G]``, each matrix's part of the annotators."""
+    def _weights(self, device: torch.device) -> Tensor:
+        """``[G]``, the fraction of the annotators that has each matrix."""
         each = torch.full((self.num_annotators,), 1 / self.num_annotators, dtype=torch.float64, device=device)
         return each if self.groups is None else each.new_zeros(self.num_matrices).index_add(0, self.groups, each)
 

@@ -34,7 +34,7 @@ from crowdnal.training import attach
 
 def dense_mixture(m: LowRankMixture) -> Tensor:
     """A [R, C, K], one cell at a time."""
-    a, s, b = torch.sigmoid(m.diagonal), torch.softmax(m.choice, 1), torch.softmax(m.habit, 2)
+    a, s, b = torch.sigmoid(m.diagonal), torch.softmax(m.choice, 1), torch.softmax(m.profile, 2)
     (annotators, rank, classes), labels = s.shape, b.shape[2]
 
     def cell(r: int, k: int, y: int) -> Tensor:
@@ -182,8 +182,8 @@ def test_start_of_the_mixture_is_near_the_identity_and_habits_part():
     assert_close(objective.confusion(), start, rtol=0.3, atol=0)
     some = Annotations([0, 2, 3], [0, 1, 2], [1, 3, 0], num_annotators=3, num_classes=4)
     objective(torch.randn(2, 4), some).backward()
-    habit, choice = objective.annotators.habit.grad, objective.annotators.choice.grad
-    assert ((habit[:, 0] - habit[:, 1]).abs().amax(1) > 1e-6).all() and (choice.abs().amax((1, 2)) > 1e-6).all()
+    profile, choice = objective.annotators.profile.grad, objective.annotators.choice.grad
+    assert ((profile[:, 0] - profile[:, 1]).abs().amax(1) > 1e-6).all() and (choice.abs().amax((1, 2)) > 1e-6).all()
 
 
 @pytest.mark.parametrize("name", RANK)

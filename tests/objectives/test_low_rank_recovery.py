@@ -32,7 +32,7 @@ def test_low_rank_recovers_planted_confusions_and_beats_majority_vote(name):
 
 
 def test_low_rank_needs_fewer_labels():
-    """30 annotators, 10 classes, 60 labels each: 90 free cells for 60 labels, or 29 of a diagonal and a habit."""
+    """30 annotators, 10 classes, 60 labels each: 90 free cells for 60 labels, or 29 of a diagonal and a profile."""
     confusion = habitual(30, 10)
     x, truth = wide_blobs(600, 10)
     annotations = wide_annotations(truth, confusion, 3)

@@ -271,7 +271,7 @@ def test_registry():
     assert all(cls.name == name for name, cls in OBJECTIVES.items())
     objective = create("crowd-layer", num_classes=C, num_annotators=R, variant="VW", reduction="sum")
     assert isinstance(objective, CrowdLayer) and objective.variant == "VW" and objective.reduction == "sum"
-    with pytest.raises(ValueError, match="'conal-x' is unknown: use one of majority-vote"):
+    with pytest.raises(ValueError, match="'conal-x' is unknown: use one of cmm, conal"):
         create("conal-x", num_classes=C, num_annotators=R)
     with pytest.raises(ValueError, match="no option 'soft'.*variant"):
         create("crowd-layer", num_classes=C, num_annotators=R, soft=True)

@@ -68,7 +68,7 @@ def test_command_of_a_configuration_is_that_configuration(root, tmp_path, monkey
     ("changes", "matches"),
     [
         ({"model": "test_resnett"}, ["--model 'test_resnett' is unknown to timm", "near matches: test_resnet"]),
-        ({"objective": "crowdlayer"}, ["--objective 'crowdlayer' is unknown", "majority-vote.*crowd-layer.*trace"]),
+        ({"objective": "crowdlayer"}, ["--objective 'crowdlayer' is unknown", "crowd-layer.*majority-vote.*trace"]),
         ({"options": ("variant=XX",)}, [r"--option variant='XX' must be one of MW\|VW\|VB\|VW\+B"]),
         ({"options": ("size=3",)}, ["--option 'size' is unknown to crowd-layer", "variant"]),
         ({"options": ("variant",)}, ["must be KEY=VALUE"]),

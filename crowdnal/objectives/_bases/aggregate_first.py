@@ -33,9 +33,8 @@ class AggregateFirst(ClosedFormObjective):
     def _due(self, epoch: int) -> bool:
         return False
 
-    def _init_targets(self) -> None:
-        assert self._annotations is not None
-        posterior = self._aggregate(self._annotations)
+    def _init_targets(self, annotations: Annotations) -> None:
+        posterior = self._aggregate(annotations)
         self._set_targets(posterior if self.soft else most_probable(posterior))
 
     def _aggregate(self, annotations: Annotations) -> Tensor:

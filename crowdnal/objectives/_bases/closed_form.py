@@ -16,7 +16,7 @@ from crowdnal.aggregation.em import (
     check_prior,
     check_smoothing,
     classes_of,
-    log_shares,
+    log_proportions,
     possible,
     pseudo_counts_of,
 )
@@ -88,9 +88,8 @@ class ClosedFormObjective(RoundsObjective):
         log_confusion = self.log_confusion.to(torch.promote_types(self.log_confusion.dtype, torch.float32))
         return log_confusion.softmax(1).transpose(1, 2).contiguous()
 
-    def _init_targets(self) -> None:
-        a = self._annotations
-        assert a is not None
+    def _init_targets(self, annotations: Annotations) -> None:
+        a = annotations
         if self.gold is not None:
             check_gold(self.gold, self.num_classes, len(a))
         if self.initial is not None:
@@ -129,7 +128,7 @@ class ClosedFormObjective(RoundsObjective):
     def _count(self, counts: Tensor) -> None:
         """M-step of the confusions; a label that an annotator never gave stays just possible."""
         counts = counts.double()
-        self._show(log_shares(counts, pseudo_counts_of(self.confusion_prior, self.smoothing, counts)))
+        self._show(log_proportions(counts, pseudo_counts_of(self.confusion_prior, self.smoothing, counts)))
 
     def _show(self, log_confusion: Tensor) -> None:
         """Sets the confusions, ``[R, K, C]``."""

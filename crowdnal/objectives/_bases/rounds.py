@@ -79,10 +79,10 @@ class RoundsObjective(Objective):
         if self._loaded:
             self.on_train_resume(annotations, predict)
             return
-        self._remember(annotations, predict)
+        annotations = self._remember(annotations, predict)
         self.history = []
         with torch.no_grad():
-            self._init_targets()
+            self._init_targets(annotations)
 
     @override
     def on_train_resume(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
@@ -121,10 +121,9 @@ class RoundsObjective(Objective):
 
     # For methods
 
-    def _init_targets(self) -> None:
-        """Sets the first targets: ``self._annotations`` is there."""
-        assert self._annotations is not None
-        self._set_targets(vote_proportions(self._annotations, self.num_classes))
+    def _init_targets(self, annotations: Annotations) -> None:
+        """Sets the first targets, given the whole training set."""
+        self._set_targets(vote_proportions(annotations, self.num_classes))
 
     def _round(self, batch: Batch) -> float | Tensor:
         """A round: sets the targets anew, from a batch of all N items.
@@ -169,11 +168,12 @@ class RoundsObjective(Objective):
 
     # State
 
-    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         sizes = {"num_annotators": self.num_annotators, "num_classes": self.num_labels}
         annotations = as_annotations(annotations, **sizes).to(self.targets.device).prepare()
         self._row_of = row_table(annotations.item_id)
         self._annotations, self._predict = annotations, predict
+        return annotations
 
     @override
     def get_extra_state(self) -> Tensor:
@@ -188,11 +188,13 @@ class RoundsObjective(Objective):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in self.resizable:
             given, own = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(given, Tensor) and given.shape[1:] == own.shape[1:] and given.shape != own.shape:
+            if not isinstance(given, Tensor) or given.dim() != own.dim() or given.shape == own.shape:
+                continue
+            if given.shape[1:] == own.shape[1:] or 0 in own.shape[1:]:  # 0: features whose length is not known yet
                 setattr(self, name, own.new_empty(given.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._loaded = len(state_dict.get(prefix + "targets", ())) > 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the run: a copy (a pickle) has the targets, and is told its training set anew."""
+        """Without the run: a copy (a pickle) has the targets, and is given its training set anew."""
         return {**self.__dict__, "_annotations": None, "_predict": None}

@@ -19,12 +19,12 @@ MOST = 100_000
 _FAR = -math.log(torch.finfo(torch.float32).eps)
 
 
-def starting_counts(cells: Annotations, shares: Tensor, groups: Tensor, num_groups: int) -> Expected:
+def initial_counts(cells: Annotations, votes: Tensor, groups: Tensor, num_groups: int) -> Expected:
     """What the first M-step counts: an item's vote proportions for its class, K-means for the label's group.
 
     Args:
         cells: of :func:`crowdnal.objectives.cmm.em.label_cells`, or the annotations; K = C.
-        shares: ``[N, C]`` vote proportions.
+        votes: ``[N, C]`` vote proportions.
         groups: ``[L]`` group of each cell (annotation).
         num_groups: M.
 
@@ -32,16 +32,16 @@ def starting_counts(cells: Annotations, shares: Tensor, groups: Tensor, num_grou
         Its ``targets`` are the items' votes, and its likelihood is NaN: there is no model yet.
     """
     labels = cells.num_classes
-    weight = annotation_weight(cells, None, shares.dtype)
-    rows = shares[cells.item] if weight is None else shares[cells.item] * weight.unsqueeze(1)
+    weight = annotation_weight(cells, None, votes.dtype)
+    rows = votes[cells.item] if weight is None else votes[cells.item] * weight.unsqueeze(1)
     key = groups * labels + cells.label
     counts = scatter_rows(rows, key, torch.argsort(key, stable=True), num_groups * labels)
     counts = counts.view(num_groups, labels, labels)
-    nothing = torch.full((), torch.nan, dtype=shares.dtype, device=shares.device)
+    nothing = torch.full((), torch.nan, dtype=votes.dtype, device=votes.device)
     return Expected(counts, counts.sum((1, 2)), segment_sum(rows, cells), nothing)
 
 
-def cluster_labels(cells: Annotations, shares: Tensor, num_groups: int, seed: int = 0) -> Tensor:
+def cluster_labels(cells: Annotations, votes: Tensor, num_groups: int, seed: int = 0) -> Tensor:
     """``[L]`` group of each (item, label), by how the label differs from the item's votes.
 
     Features ``v_i · (-log onehot_j)`` (v_i the vote proportions, the zeros of the one-hot vector raised to 1.2e-7),
@@ -51,8 +51,8 @@ def cluster_labels(cells: Annotations, shares: Tensor, num_groups: int, seed: in
 
     Where there are fewer different cells than groups, the last groups stay empty; the largest is number 0.
     """
-    weight = annotation_weight(cells, None, shares.dtype)
-    used = torch.arange(cells.num_annotations, device=shares.device)
+    weight = annotation_weight(cells, None, votes.dtype)
+    used = torch.arange(cells.num_annotations, device=votes.device)
     used = used if weight is None else used[weight > 0]
     groups = torch.zeros_like(cells.label)
     if len(used) == 0:
@@ -60,18 +60,18 @@ def cluster_labels(cells: Annotations, shares: Tensor, num_groups: int, seed: in
     generator = torch.Generator().manual_seed(seed)
     drawn = used if len(used) <= MOST else used[torch.randperm(len(used), generator=generator)[:MOST].to(used.device)]
     times = None if weight is None else weight[drawn].cpu().numpy()
-    assign = fit_clusters(_features(cells, shares, drawn), num_groups, seed, components=3, times=times)
+    assign = fit_clusters(_features(cells, votes, drawn), num_groups, seed, components=3, times=times)
     for block in used.split(MOST):
-        groups[block] = torch.from_numpy(assign(_features(cells, shares, block))).to(groups)
+        groups[block] = torch.from_numpy(assign(_features(cells, votes, block))).to(groups)
     return largest_first(groups, weight, num_groups)
 
 
-def cluster_annotators(annotations: Annotations, shares: Tensor, num_groups: int, seed: int = 0) -> Tensor:
+def cluster_annotators(annotations: Annotations, votes: Tensor, num_groups: int, seed: int = 0) -> Tensor:
     """``[R]`` group of each annotator, by K-means of their confusions counted against the vote proportions.
 
     Annotators without labels are in group 0, the largest of the others.
     """
-    points = confusion_points(label_counts(shares, annotations)).transpose(1, 2).flatten(1)
+    points = confusion_points(label_counts(votes, annotations)).transpose(1, 2).flatten(1)
     used = torch.bincount(annotations.annotator, minlength=annotations.num_annotators) > 0
     groups = torch.zeros_like(used, dtype=torch.int64)
     if bool(used.any()):
@@ -80,7 +80,7 @@ def cluster_annotators(annotations: Annotations, shares: Tensor, num_groups: int
     return largest_first(groups, used.double(), num_groups)
 
 
-def _features(cells: Annotations, shares: Tensor, rows: Tensor) -> np.ndarray:
+def _features(cells: Annotations, votes: Tensor, rows: Tensor) -> np.ndarray:
     """``[len(rows), C]``."""
-    features = _FAR * shares[cells.item[rows]]
+    features = _FAR * votes[cells.item[rows]]
     return np.asarray(features.scatter_(1, cells.label[rows].unsqueeze(1), 0.0).cpu().numpy())

@@ -17,7 +17,7 @@ from crowdnal.objectives._bases.rounds import RoundsOptions
 from crowdnal.objectives._registry import register
 from crowdnal.objectives.cmm.em import Expected, expect, expect_annotators, label_cells, maximise
 from crowdnal.objectives.cmm.grouped import GroupedObjective
-from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, starting_counts
+from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, initial_counts
 from crowdnal.objectives.cmm.mixture import GroupMixture
 
 Training = Literal["em", "gradient"]
@@ -119,18 +119,18 @@ class CMM(GroupedObjective):
             return super()._due(epoch) and self._predict is not None and self.setting == "individual"
         return super()._due(epoch) and len(self.history) < self.max_rounds and not self.converged
 
-    def _init_targets(self) -> None:
-        a = self._annotations
-        if a is None or self.num_labels != self.num_classes:
+    def _init_targets(self, annotations: Annotations) -> None:
+        if self.num_labels != self.num_classes:
             return
+        a = annotations
         votes, groups = vote_proportions(a, self.num_classes), self.mixture.weights().shape[0]
         if self.grouped == "annotators":
             mine = cluster_annotators(a, votes, groups, self.seed)[a.annotator]
         else:
-            a = self._cells_on(a.device)
+            a = self._cells_of(a)
             mine = cluster_labels(a, votes, groups, self.seed)
         self.membership = self.membership[:0]
-        self._take(starting_counts(a, votes, mine, groups))
+        self._take(initial_counts(a, votes, mine, groups))
 
     def _round(self, batch: Batch) -> Tensor:
         logits, annotations, features = batch.logits.double(), batch.annotations, batch.features
@@ -141,21 +141,20 @@ class CMM(GroupedObjective):
             if self.grouped == "annotators":
                 found = expect_annotators(logits.log_softmax(1), *model, annotations)
             else:
-                found = expect(logits.log_softmax(1), *model, self._cells_on(logits.device))
+                found = expect(logits.log_softmax(1), *model, self._cells_of(annotations))
             likelihood = found.log_likelihood
             self._take(found)
         if self.setting == "individual":
             self.membership = self.group_posteriors(logits, annotations, features).to(self.membership)
         return likelihood
 
-    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
-        super()._remember(annotations, predict)
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         self._cells = None
+        return super()._remember(annotations, predict)
 
-    def _cells_on(self, device: torch.device) -> Annotations:
-        assert self._annotations is not None
-        cells = label_cells(self._annotations) if self._cells is None else self._cells
-        self._cells = cells.to(device)
+    def _cells_of(self, annotations: Annotations) -> Annotations:
+        cells = label_cells(annotations) if self._cells is None else self._cells
+        self._cells = cells.to(annotations.device)
         return self._cells
 
     def __getstate__(self) -> dict[str, Any]:

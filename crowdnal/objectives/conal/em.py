@@ -12,6 +12,7 @@ from crowdnal import metrics
 from crowdnal._utils.options import check_amount, check_choice
 from crowdnal.aggregation import posterior
 from crowdnal.aggregation.common_confusion import CommonConfusionEM, Omega
+from crowdnal.data import Annotations
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
 from crowdnal.objectives._registry import register
@@ -44,7 +45,7 @@ class CoNALEM(RoundsObjective):
         omega: Omega = "annotator", smoothing: float = 0.1, **common: Unpack[RoundsOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
-        self.require_square("CoNALEM, which starts from the votes,")
+        self.require_square("CoNALEM, which is initialised by the votes,")
         check_choice(Omega, omega=omega)
         check_amount(smoothing=smoothing)
         self.per: Omega = omega
@@ -70,10 +71,9 @@ class CoNALEM(RoundsObjective):
         """``[C, K]``: the common one."""
         return self.common.t().clone()
 
-    def _init_targets(self) -> None:
-        super()._init_targets()
-        assert self._annotations is not None
-        em = CommonConfusionEM(self._annotations, None, self.per, self.smoothing, torch.float64)
+    def _init_targets(self, annotations: Annotations) -> None:
+        super()._init_targets(annotations)
+        em = CommonConfusionEM(annotations, None, self.per, self.smoothing, torch.float64)
         em.maximise()
         self._keep(em)
 

@@ -28,15 +28,9 @@ class NoiseSource(nn.Module):
     features: Tensor | None
 
     def __init__(
-        self,
-        num_annotators: int,
-        feature_dim: int | None,
-        embedding_dim: int,
-        hidden_dim: int,
-        normalize_items: bool,
-        annotator_features: Tensor | None,
-        sparse_grad: bool,
-    ) -> None:
+        self, num_annotators: int, feature_dim: int | None, embedding_dim: int, hidden_dim: int, normalize_items: bool,
+        annotator_features: Tensor | None, sparse_grad: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_integer(1, embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         if feature_dim is not None:

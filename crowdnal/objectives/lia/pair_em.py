@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, Self, Unpack
+from typing import Literal, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class PairEM(RoundsObjective):
     """
 
     parts = (PairModel,)
+    resizable = ("targets", "references", "reference_targets")
     needs_features = True
 
     pairs: PairModel
@@ -85,13 +86,12 @@ class PairEM(RoundsObjective):
         self.use_prior = use_prior
         self.competence_precision = competence_precision
         self.marginal = rounds == 0
-        self.register_buffer("references", torch.zeros(0, 0))
-        self.register_buffer("reference_targets", torch.zeros(0, 1, num_classes))
-        self.register_buffer("_labels_of", None, persistent=False)
         self.needs_features = pairs.get("instance", "features") == "features"
-        self.pairs = PairModel(
-            num_classes, self.num_labels, num_annotators, num_tags=num_tags, tag_dim=tag_dim, **pairs
-        )
+        sizes = num_classes, self.num_labels, num_annotators
+        self.pairs = PairModel(*sizes, num_tags=num_tags, tag_dim=tag_dim, **pairs)
+        self.register_buffer("references", torch.zeros(0, 0))
+        self.register_buffer("reference_targets", torch.zeros(0, num_tags, num_classes))
+        self.register_buffer("_labels_of", None, persistent=False)
 
     @property
     def em_epochs(self) -> int:
@@ -130,7 +130,7 @@ class PairEM(RoundsObjective):
         """
         other = copy.deepcopy(self)
         other.num_annotators += other.pairs.annotators.extend(new)
-        other._labels_of = None  # training is told all annotations anew
+        other._labels_of = None  # training is given all annotations anew
         return other
 
     def _confusion(self) -> Tensor:
@@ -207,13 +207,13 @@ class PairEM(RoundsObjective):
         labels = self._labels_of[annotations.annotator].clamp(min=1)
         return self.competence_precision / 2 * self.pairs.spread(annotations, dtype) / labels
 
-    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
-        super()._remember(annotations, predict)
-        assert self._annotations is not None
-        given = self._annotations.annotator
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
+        annotations = super()._remember(annotations, predict)
+        given = annotations.annotator
         self._labels_of = torch.zeros(self.num_annotators, dtype=given.dtype, device=given.device).index_add(
             0, given, torch.ones_like(given)
         )
+        return annotations
 
     def _each(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         """``log Σ_k h_k Q_n[k, y_n]`` ``[nnz]``."""
@@ -231,10 +231,3 @@ class PairEM(RoundsObjective):
     def _posterior(self, batch: Batch) -> Tensor:
         log_h, evidence = self._log_joint(batch.logits, batch.annotations, batch.features)
         return self._truth(log_h, evidence, batch.annotations)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in ("references", "reference_targets"):
-            given, own = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(given, Tensor) and given.dim() == own.dim():
-                setattr(self, name, own.new_empty(given.shape))
-        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -21,7 +21,7 @@ from crowdnal import Annotations
 from crowdnal.aggregation import vote_proportions
 from crowdnal.objectives import CMM
 from crowdnal.objectives.cmm.em import label_cells, maximise
-from crowdnal.objectives.cmm.init import cluster_labels, starting_counts
+from crowdnal.objectives.cmm.init import cluster_labels, initial_counts
 
 D = 5
 GRADIENT: dict[str, Any] = {
@@ -102,7 +102,7 @@ def test_a_round_is_an_e_step_and_an_m_step() -> None:
     assert torch.equal(objective.targets, a.votes()) and objective.history == []
     cells, shares = label_cells(a), vote_proportions(a, 3)
     groups = cluster_labels(cells, shares, 3, 0)
-    alpha, beta = (v.exp() for v in maximise(starting_counts(cells, shares, groups, 3), 0.5))
+    alpha, beta = (v.exp() for v in maximise(initial_counts(cells, shares, groups, 3), 0.5))
     assert_close(objective.group_weights().double(), alpha)
     assert_close(objective.group_confusion().double(), beta.transpose(1, 2))
     objective.on_epoch_start(1)

@@ -12,6 +12,7 @@ from support.crowds import build, crowd
 from torch import Tensor
 
 from crowdnal import simulation
+from crowdnal.aggregation.clustering import fit_clusters, largest_first
 from crowdnal.data import Annotations
 from crowdnal.objectives.cmm import init as cmm_start
 from crowdnal.objectives.cmm.em import (
@@ -22,13 +23,7 @@ from crowdnal.objectives.cmm.em import (
     label_cells,
     maximise,
 )
-from crowdnal.objectives.cmm.init import (
-    cluster_annotators,
-    cluster_labels,
-    fit_clusters,
-    largest_first,
-    starting_counts,
-)
+from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, initial_counts
 
 SIZES = st.tuples(st.integers(0, 8), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 
@@ -153,7 +148,7 @@ def test_start_is_the_votes_divided_by_groups() -> None:
     a = crowd(items=30, annotators=5, classes=3)
     cells = label_cells(a)
     groups = torch.arange(cells.num_annotations) % 2
-    found = starting_counts(cells, shares_of(a), groups, 2)
+    found = initial_counts(cells, shares_of(a), groups, 2)
     expected = torch.zeros(2, 3, 3).double()
     for n, (i, y) in enumerate(zip(cells.item.tolist(), cells.label.tolist(), strict=True)):
         expected[int(groups[n]), y] += shares_of(a)[i] * cells.weight[n]
@@ -182,7 +177,7 @@ def test_clusters_of_next_to_nothing(items: int, groups: int) -> None:
     cells = label_cells(a)
     for found in (cluster_labels(cells, shares_of(a), groups), cluster_annotators(a, shares_of(a), groups)):
         assert (found == 0).all()
-    found = starting_counts(cells, shares_of(a), cluster_labels(cells, shares_of(a), groups), groups)
+    found = initial_counts(cells, shares_of(a), cluster_labels(cells, shares_of(a), groups), groups)
     for value in maximise(found):
         assert value.isfinite().all()
     weightless = build([[(0, 1), (0, 2)]], 1, 3, weight=torch.zeros(2))
