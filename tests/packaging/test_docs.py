@@ -23,6 +23,8 @@ from support.pages import PAGES, ROOT, blocks, name_of, prose, run, text_of
 
 import crowdnal
 from crowdnal import objectives, simulation
+from crowdnal.objectives import _registry
+from crowdnal.train.config import options_table
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 TREES = ("crowdnal", "csrc", "tests", "docs", "benchmarks", "_build", ".ci")
@@ -89,6 +91,7 @@ def check_command(scope: Scope, printed: str) -> None:
     files = {path.name for path in Path("run1").iterdir()}
     assert {name for name in shown if "." in name} | {"model_selected"} <= files
     assert scope["result"].estimates.reliability.shape == (3,)
+    assert text_of("docs/command.md").endswith(f"\n\n{options_table().rstrip()}\n")
 
 
 def check_aggregation(scope: Scope, printed: str) -> None:
@@ -130,7 +133,19 @@ GIVEN: dict[str, Callable[[], Scope]] = {
     "docs/command.md": photos,
     "docs/methods.md": judgements,
 }
+
+
+def check_contributing(scope: Scope, printed: str) -> None:
+    annotations = simulation.simulate(torch.arange(60) % 3, simulation.symmetric_confusions(5, 3, 0.8), seed=0)
+    logits = 9.0 * torch.eye(3)[torch.arange(60) % 3]
+    none, some = (objectives.create("decayed-crowd-layer", num_classes=3, num_annotators=5, strength=s) for s in (0, 2))
+    assert_close(some.loss(logits, annotations) - none.loss(logits, annotations), torch.tensor(30.0), rtol=1e-5)
+    assert {"strength", "rank", "groups"} <= set(inspect.signature(type(some)).parameters)
+    assert "strength" in str(type(some).__doc__) and "groups" in str(type(some).__doc__)
+
+
 CHECKS: dict[str, tuple[int, Callable[[Scope, str], None]]] = {  # how many comments are values, and what else holds
+    "CONTRIBUTING.md": (0, check_contributing),
     "docs/aggregation.md": (0, check_aggregation),
     "docs/command.md": (0, check_command),
     "docs/concepts.md": (2, check_concepts),
@@ -147,6 +162,7 @@ def test_code_runs(
 ) -> None:
     """The blocks of a page one after the other, as a reader would run them."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_registry, "_known", dict(_registry._known))  # what a page registers is gone afterwards
     torch.manual_seed(0)
     scope = {**GIVEN.get(name, dict)()}
     code = blocks(text_of(name))

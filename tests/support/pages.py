@@ -52,16 +52,14 @@ def run(code: str, scope: dict[str, Any], swap: Mapping[str, str] | None = None)
         code = code.replace(said, done)
     lines, compared = code.splitlines(), 0
     for statement in ast.parse(code).body:
-        source = ast.get_source_segment(code, statement)
-        assert source is not None
         if not isinstance(statement, ast.Expr):
-            exec(compile(source, "<page>", "exec"), scope)
+            exec(compile(ast.Module([statement], []), "<page>", "exec"), scope)
             continue
-        value = eval(compile(source, "<page>", "eval"), scope)
+        value = eval(compile(ast.Expression(statement.value), "<page>", "eval"), scope)
         comment = lines[statement.end_lineno - 1].partition("  # ")[2]
         told = next(literals([comment, comment.partition(": ")[0]]), None)
         if told is not None:
-            compare(source, value, told[0])
+            compare(ast.unparse(statement), value, told[0])
             compared += 1
     return compared
 
