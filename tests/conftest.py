@@ -15,6 +15,11 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated(build(tmp_path_factory.mktemp("emulated")))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.markexpr == "not slow":
+        terminalreporter.write_line("Slow tests were left out: pytest -m slow runs those alone, pytest -m '' everything.")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kernels" in metafunc.fixturenames:
         once = metafunc.definition.get_closest_marker("installed_kernels") is not None
