@@ -14,6 +14,7 @@ from small_crowd import C, R, batch, perturbed
 from test_methods import Largest
 from torch import Tensor
 
+from crowdnal import metrics
 from crowdnal.confusion import FreeConfusion, LowRankConfusion, LowRankMixture, NormalizedConfusion, StackedConfusion
 from crowdnal.data import Annotations
 from crowdnal.objectives import (
@@ -125,7 +126,7 @@ def test_loss_gradients_and_what_is_shown_equal_the_dense_matrix(link, classes, 
     shown = dense(low).detach()
     torch.testing.assert_close(objective.confusion(), shown)
     torch.testing.assert_close(low.diagonals(), shown.diagonal(dim1=1, dim2=2))
-    torch.testing.assert_close(objective.reliability(), shown.diagonal(dim1=1, dim2=2).mean(-1))
+    torch.testing.assert_close(objective.reliability(), metrics.reliability(shown))
     torch.testing.assert_close(low.log_likelihoods(a).exp(), shown[a.annotator, :, a.label])
 
 
