@@ -17,7 +17,9 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.option.markexpr == "not slow":
-        terminalreporter.write_line("Slow tests were left out: pytest -m slow runs those alone, pytest -m '' everything.")
+        terminalreporter.write_line(
+            "Slow tests were left out: pytest -m slow runs those alone, pytest -m '' everything."
+        )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
