@@ -130,6 +130,7 @@ SWAPS: dict[str, list[dict[str, str]]] = {  # a block each: no download, few epo
 GIVEN: dict[str, Callable[[], Scope]] = {
     "docs/loops.md": crowd,
     "docs/aggregation.md": answers,
+    "docs/data.md": answers,
     "docs/command.md": photos,
     "docs/methods.md": judgements,
 }
@@ -149,7 +150,7 @@ CHECKS: dict[str, tuple[int, Callable[[Scope, str], None]]] = {  # how many comm
     "docs/aggregation.md": (0, check_aggregation),
     "docs/command.md": (0, check_command),
     "docs/concepts.md": (2, check_concepts),
-    "docs/data.md": (5, check_data),
+    "docs/data.md": (6, check_data),
     "docs/functions.md": (0, check_functions),
     "docs/loops.md": (0, check_loops),
     "docs/methods.md": (0, check_tags),
