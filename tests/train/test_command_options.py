@@ -11,7 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
-from small_run import arguments, config, frozen, go, read, write
+from support.small_run import arguments, config, frozen, go, read, write
 
 from crowdnal import cli
 from crowdnal.objectives import OBJECTIVES, CrowdLayer

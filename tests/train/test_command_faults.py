@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from small_run import CLASSES, arguments, config, frozen, go, picture, same_weights, table, write
+from support.small_run import CLASSES, arguments, config, frozen, go, picture, same_weights, table, write
 
 from crowdnal import cli
 from crowdnal.train import InputError, _run, figures, files
