@@ -202,6 +202,16 @@ def test_paths_and_names_exist(page: Path) -> None:
                 found = getattr(found, part, None) or importlib.import_module(f"{found.__name__}.{part}")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_extras_and_variables_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    extras = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
+    assert {name for names in re.findall(r"\.\[([\w,-]+)\]\"", text) for name in names.split(",")} <= set(extras)
+    sources = [ROOT / "setup.py", ROOT / ".ci/run", *(p for t in TREES[:-1] for p in (ROOT / t).rglob("*.py"))]
+    known = "".join(source.read_text(encoding="utf-8") for source in sources if source != Path(__file__))
+    assert [name for name in re.findall(r"CROWDNAL_\w+", text) if name not in known] == []
+
+
 def test_every_page_of_docs_is_linked_from_the_readme() -> None:
     linked = {link.partition("#")[0] for link in LINK.findall(text_of("README.md"))}
     linked |= {f"docs/{link}" for link in LINK.findall(text_of("CONTRIBUTING.md"))} | set(
