@@ -15,16 +15,23 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated(build(tmp_path_factory.mktemp("emulated")))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.markexpr == "not slow":
+        terminalreporter.write_line(
+            "Slow tests were left out: pytest -m slow runs those alone, pytest -m '' everything."
+        )
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "kernels" in metafunc.fixturenames:
+    if "op_kernels" in metafunc.fixturenames:
         once = metafunc.definition.get_closest_marker("installed_kernels") is not None
         warns = pytest.mark.filterwarnings("ignore:There is a performance drop")
         emulated = pytest.param("emulated", marks=[pytest.mark.slow, warns])
-        metafunc.parametrize("kernels", ["installed"] if once else ["installed", emulated], indirect=True)
+        metafunc.parametrize("op_kernels", ["installed"] if once else ["installed", emulated], indirect=True)
 
 
 @pytest.fixture
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def op_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whose kernels the ops run: those installed, or those of CUDA on the emulator."""
     if request.param == "emulated":
         request.getfixturevalue("emulated")

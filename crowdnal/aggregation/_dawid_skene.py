@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from crowdnal.aggregation.em import (
     pseudo_counts_of,
     weights_of,
 )
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step
 from crowdnal.functional.segments import sum_rows
 
@@ -56,7 +57,7 @@ def dawid_skene(
     max_iterations: int = 100,
     tolerance: float = 1e-5,
     smoothing: float = 0.0,
-    gold: Tensor | None = None,
+    gold: Any = None,
     initial_confusion: Tensor | None = None,
     confusion_prior: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
@@ -74,7 +75,7 @@ def dawid_skene(
         max_iterations: of an M-step and an E-step each, 1 or more.
         tolerance: stop when the objective rises by less than this per annotation; a negative one never stops.
         smoothing: pseudo-count added to every cell of every confusion.
-        gold: ``[N]`` integers, known true classes, -1 where unknown. They hold throughout.
+        gold: known true classes, as :func:`crowdnal.data.as_gold` takes them. They hold throughout.
         initial_confusion: ``[R, C, K]``, **init only**: the first iteration is an E-step with it instead of the votes.
             It alone allows C != K.
         confusion_prior: ``[C, K]`` or ``[R, C, K]`` pseudo-counts, **held** in every M-step (a Dirichlet prior with
@@ -94,7 +95,7 @@ class EMState:
     def __init__(
         self,
         annotations: Annotations,
-        gold: Tensor | None,
+        gold: Any,
         initial: Tensor | None,
         prior: Tensor | None,
         smoothing: float,
@@ -102,6 +103,7 @@ class EMState:
     ) -> None:
         labels, annotators = annotations.num_classes, annotations.num_annotators
         classes = labels if initial is None else classes_of(initial, annotators, labels)
+        gold = None if gold is None else as_gold(gold, annotations, classes)
         check_options(annotations, classes, gold, prior, smoothing, dtype)
         self.annotations, self.gold = annotations, None if gold is None else gold.to(annotations.device)
         self.weight, self.total = weights_of(annotations, dtype)

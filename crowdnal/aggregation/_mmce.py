@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation.em import AggregationResult, check_options, iterate, possible, weights_of
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import pair_confusion, segment_sum
 
 __all__ = ["MMCEResult", "mmce"]
@@ -40,7 +41,7 @@ def mmce(
     strength: float = 1.0,
     annotator_weight: float | None = None,
     item_weight: float | None = None,
-    gold: Tensor | None = None,
+    gold: Any = None,
     max_iterations: int = 50,
     tolerance: float = 1e-5,
     steps: int = 20,
@@ -60,7 +61,7 @@ def mmce(
             rule; it chose γ from 1/4 to 4 by the likelihood of held-out labels.
         annotator_weight: α instead, above 0.
         item_weight: β instead, above 0; large ones leave every item of the same difficulty.
-        gold: ``[N]`` integers, known true classes, -1 where unknown. They hold throughout.
+        gold: known true classes, as :func:`crowdnal.data.as_gold` takes them. They hold throughout.
         max_iterations: 1 or more.
         tolerance: stop when the objective falls by less than this per annotation; a negative one never stops.
         steps: of L-BFGS per iteration, 1 or more.
@@ -70,6 +71,7 @@ def mmce(
         ValueError: naming the argument that does not fit.
     """
     a, classes = annotations, annotations.num_classes
+    gold = None if gold is None else as_gold(gold, a, classes)
     check_options(a, classes, gold, None, 0.0, dtype)
     weights = _weights(a, strength, annotator_weight, item_weight)
     if steps < 1:

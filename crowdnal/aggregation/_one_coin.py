@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ def one_coin(
     max_iterations: int = 100,
     tolerance: float = 1e-5,
     smoothing: float = 0.0,
-    gold: Tensor | None = None,
+    gold: Any = None,
     initial_reliability: Tensor | None = None,
     reliability_prior: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
@@ -35,7 +37,7 @@ def one_coin(
         max_iterations: of an M-step and an E-step each, 1 or more.
         tolerance: stop when the objective rises by less than this per annotation; a negative one never stops.
         smoothing: pseudo-count added to the right labels and to the wrong ones of everyone.
-        gold: ``[N]`` integers, known true classes, -1 where unknown. They hold throughout.
+        gold: known true classes, as :func:`crowdnal.data.as_gold` takes them. They hold throughout.
         initial_reliability: ``[R]`` in [0, 1], **init only**: the first iteration is an E-step with it instead of the
             votes.
         reliability_prior: ``[2]`` or ``[R, 2]`` pseudo-counts of right and wrong labels, **held** in every M-step (a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation.clustering import farthest_first_clusters
 from crowdnal.aggregation.em import FLOOR, AggregationResult, check_options, iterate, possible, weights_of
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step
 
 __all__ = ["WorkerClusteringResult", "worker_clustering"]
@@ -51,7 +52,7 @@ def worker_clustering(
     max_iterations: int = 100,
     tolerance: float = 1e-5,
     smoothing: float = 0.01,
-    gold: Tensor | None = None,
+    gold: Any = None,
     dtype: torch.dtype = torch.float64,
 ) -> WorkerClusteringResult:
     """Variational EM for the worker clustering model (Imamura, Sato & Sugiyama 2018).
@@ -71,12 +72,13 @@ def worker_clustering(
         max_iterations: 1 or more.
         tolerance: stop when the objective rises by less than this per annotation; a negative one never stops.
         smoothing: pseudo-count added to every cell of every cluster's confusion.
-        gold: ``[N]`` integers, known true classes, -1 where unknown. They hold throughout.
+        gold: known true classes, as :func:`crowdnal.data.as_gold` takes them. They hold throughout.
         dtype: of the computation and the result, float64 or float32.
 
     Raises:
         ValueError: naming the argument that does not fit.
     """
+    gold = None if gold is None else as_gold(gold, annotations, annotations.num_classes)
     check_options(annotations, annotations.num_classes, gold, None, smoothing, dtype)
     if not 1 <= num_clusters <= max(annotations.num_annotators, 1):
         raise ValueError(f"num_clusters={num_clusters} must be 1 to R={annotations.num_annotators} annotators")

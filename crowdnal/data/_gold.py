@@ -21,22 +21,25 @@ from crowdnal.data._vocabulary import Ids, is_number
 from crowdnal.data.annotations import Annotations
 
 
-def as_gold(gold: Any, annotations: Annotations, num_classes: int | None = None) -> Tensor:
+def as_gold(gold: Any, annotations: Annotations | None, num_classes: int | None = None) -> Tensor:
     """Known true classes as an int64 tensor ``[N]``, -1 where unknown, on the device of the annotations.
 
     Args:
         gold: by position (tensor, array, list, Series): class numbers, or class ids where these are text; or by item id
             (mapping, Series whose index are item ids): class ids. None, NaN, pd.NA and -1 are unknown.
-        annotations: of N items.
+        annotations: of N items; None where they come later, so that gold goes by position.
         num_classes: C. Default: that of the annotations.
 
     Raises:
         ValueError: for another length, an unknown item or class, naming the entry.
     """
-    size = annotations.num_items
+    if annotations is None:
+        if isinstance(gold, Mapping):
+            raise ValueError("gold by item id needs the annotations: give as_gold(gold, annotations)")
+        return _by_position(gold, (), num_classes or 0)
     num_classes = annotations.num_classes if num_classes is None else num_classes
     vocabulary, rows = annotations.vocabulary, annotations.item_id
-    numbered = torch.arange(size) if rows is None else rows.cpu()
+    numbered = torch.arange(annotations.num_items) if rows is None else rows.cpu()
     items = numbered.tolist() if vocabulary is None else [vocabulary.items[row] for row in numbered.tolist()]
     classes = tuple(range(num_classes)) if vocabulary is None else vocabulary.classes
     if isinstance(gold, Mapping):
@@ -44,14 +47,22 @@ def as_gold(gold: Any, annotations: Annotations, num_classes: int | None = None)
     index: Any = getattr(gold, "index", None)
     if hasattr(index, "tolist") and set(items).issuperset(index.tolist()) and len(index):
         return _by_item(index.tolist(), gold, items, classes, num_classes).to(annotations.device)
+    codes = _by_position(gold, classes, num_classes)
+    if len(codes) != annotations.num_items:
+        raise ValueError(f"gold must be [N] integers for N = {annotations.num_items} items, got {list(codes.shape)}")
+    return codes.to(annotations.device)
+
+
+def _by_position(gold: Any, classes: tuple[Any, ...], num_classes: int) -> Tensor:
     if isinstance(gold, Tensor) and gold.dtype in (torch.int64, torch.int32, torch.int16, torch.int8):
-        codes = gold.to(torch.int64)
-    else:
-        column = read_column(gold, "gold", "gold[{}]".format)
-        codes = torch.from_numpy(_codes(column, classes, num_classes, by_id=False))
-    if codes.ndim != 1 or len(codes) != size:
-        raise ValueError(f"gold must be [N], one class per item, for N = {size} items, got {list(codes.shape)}")
-    return _checked(codes, num_classes).to(annotations.device)
+        if gold.ndim != 1:
+            raise ValueError(f"gold must be [N] integers, got {list(gold.shape)}")
+        bad = (gold < -1) | (gold >= num_classes)
+        if bool(bad.any()):
+            i = int(bad.nonzero()[0, 0])
+            raise ValueError(f"gold[{i}] is {int(gold[i])}, outside [0, {num_classes}); mark unknown classes with -1")
+        return gold.to(torch.int64)
+    return torch.from_numpy(_codes(read_column(gold, "gold", "gold[{}]".format), classes, num_classes, by_id=False))
 
 
 def _by_item(keys: list[Any], values: Any, items: list[Any], classes: tuple[Any, ...], num_classes: int) -> Tensor:
@@ -85,14 +96,6 @@ def _codes(column: Column, classes: tuple[Any, ...], num_classes: int, *, by_id:
         column = column.mapped(lambda value: None if value == -1 else value)
     place = "gold[{}]".format if keys is None else lambda n: f"gold[{keys[n]!r}]"
     return encode(column, classes, "classes", natural=True, place=place)[0]
-
-
-def _checked(gold: Tensor, num_classes: int) -> Tensor:
-    bad = (gold < -1) | (gold >= num_classes)
-    if bool(bad.any()):
-        i = int(bad.nonzero()[0, 0])
-        raise ValueError(f"gold[{i}] is {int(gold[i])}, outside [0, {num_classes}); mark unknown classes with -1")
-    return gold
 
 
 class Labels(NamedTuple):

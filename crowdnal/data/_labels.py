@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final
@@ -88,7 +89,7 @@ def drop_missing(column: Column, missing: Any, *, written: bool, dense: bool, cl
         if not empty:
             gone |= negative
         elif negative and missing is USUAL and classes is None:
-            _warn("-1 is read as a class, because empty cells mark what is missing: give missing=-1 if it marks it too")
+            warn("-1 is read as a class, because empty cells mark what is missing: give missing=-1 if it marks it too")
     gone = {value for value in gone if spelled(value) not in kept}
     result = column.mapped(lambda value: None if value in gone else value) if gone else column
     if missing is USUAL and classes is None:
@@ -101,18 +102,22 @@ def _say(gone: set[Any], column: Column) -> None:
     words = {v for v in gone if isinstance(v, str) and v.strip() and v.strip().casefold() not in _NAN}
     rest = [value for value in column.values if isinstance(value, str)]
     if {v for v in words if spelled(v) != "-1"} and any(as_number(value) is None for value in rest):
-        _warn(f"{_listed(words)} mean no label here: give missing=() or classes= if they are classes")
+        warn(f"{_listed(words)} mean no label here: give missing=() or classes= if they are classes")
     doubtful = {value for value in rest if value.strip().casefold() in _DOUBTFUL | WORDS}
     if doubtful:
-        _warn(f"{_listed(doubtful)} are read as classes: give missing= if they mean no label, else classes= or unsure=")
+        warn(f"{_listed(doubtful)} are read as classes: give missing= if they mean no label, else classes= or unsure=")
 
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(repr, in_natural_order(values)))
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=6)
+def warn(text: str) -> None:
+    """Warn at the line outside this package that called it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_back.f_globals.get("__name__", "").startswith("crowdnal."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def numbers(column: Column) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from crowdnal._utils.extras import require
 from crowdnal.data._answers import Answers
 from crowdnal.data._columns import Column, read_column, read_numbers
-from crowdnal.data._labels import USUAL, drop_missing, numbers, one_or_several
+from crowdnal.data._labels import USUAL, drop_missing, numbers, one_or_several, warn
 from crowdnal.data._table import Table, as_ids
 from crowdnal.data._vocabulary import Array, Ids, distinct, is_number
 
@@ -81,7 +81,8 @@ def read_long(table: Table, want: Long) -> Answers:
             reading.shares[name] = read_numbers(raw, f"column {name!r}")
         else:
             if want.sets and name in want.choices and not isinstance(raw, Column):
-                raw = [_as_set(value) for value in (raw.to_pylist() if hasattr(raw, "to_pylist") else raw)]
+                rows = raw.to_pylist() if hasattr(raw, "to_pylist") else raw
+                raw = [_as_set(value, partial(place, n)) for n, value in enumerate(rows)]
             column = raw if isinstance(raw, Column) else read_column(raw, f"column {name!r}", place)
             reading.columns[name] = as_ids(column) if table.written else column
     lengths = {name: len(values) for name, values in reading.shares.items()}
@@ -96,6 +97,7 @@ def read_long(table: Table, want: Long) -> Answers:
         if (reading.columns[name].codes < 0).any():
             n = int((reading.columns[name].codes < 0).argmax())
             raise ValueError(f"{reading.place(name, n)} is missing, and only labels may be: fill it in or drop the row")
+    _warn_of_lists(reading)
     label, row, share = _choices(reading) if want.probabilities is None else _probabilities(reading)
     if want.weight is not None:
         weight = _checked(
@@ -120,9 +122,27 @@ def read_long(table: Table, want: Long) -> Answers:
     )
 
 
-def _as_set(value: Any) -> Any:
+def _warn_of_lists(reading: _Reading) -> None:
+    """Several annotators side by side in a cell, their labels in another, are read as one annotator."""
+    worker, label = (
+        reading.columns.get(name) for name in (reading.want.worker, next(iter(reading.want.choices), None))
+    )
+    if worker is None or label is None or reading.want.sets:
+        return
+    pairs = list(zip(worker.codes[:100].tolist(), label.codes[:100].tolist(), strict=True))
+    texts = [(str(worker.values[w]), str(label.values[y])) for w, y in pairs if w >= 0 and y >= 0]
+    commas = [a.count(",") for a, b in texts if a.count(",") == b.count(",")]
+    if len(commas) == len(texts) and 2 * sum(map(bool, commas)) > len(texts):
+        a, b = next(pair for pair in texts if "," in pair[0])
+        warn(f"worker {a!r} with label {b!r} is read as one annotator: give a row per answer if there are several")
+
+
+def _as_set(value: Any, place: Callable[[], str]) -> Any:
     """A collection of tags as something that can be compared."""
-    return frozenset(value) if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else value
+    try:
+        return frozenset(value) if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else value
+    except TypeError:
+        raise ValueError(f"{place()} is {value!r}, which is no set of tags: tags must be hashable") from None
 
 
 def _checked(reading: _Reading, name: Any, row: Array, rule: str, most: float = np.inf) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import collate as _collate
@@ -273,6 +274,8 @@ class Annotations:
         Raises:
             ValueError: if an annotator labelled an item twice: a matrix holds one label.
         """
+        if not isinstance(missing, (int, np.integer)):
+            raise ValueError(f"missing must be an integer, as the labels of the matrix are; got {missing!r}")
         cell = self.item * self.num_annotators + self.annotator
         ordered, n = torch.sort(cell, stable=True)
         repeated = ordered.diff() == 0

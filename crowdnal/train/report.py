@@ -119,7 +119,7 @@ def _annotators(found: dict[str, Any], data: TrainingData, estimates: Estimates)
     counts, values = estimates.num_labels[given], estimates.reliability[given]
     picture = figures.reliability(counts, values, estimates.spammer_score[given])
     note = (
-        "Reliability is the mean diagonal of an annotator's confusion matrix. "
+        "Reliability is balanced accuracy, the mean diagonal of an annotator's confusion matrix. "
         + ("The matrices are the objective's own." if estimates.from_model else _EMPIRICAL)
         + " Few labels give a rough estimate; annotators.csv has all annotators."
     )

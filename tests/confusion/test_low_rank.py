@@ -15,6 +15,7 @@ from support.problems import make_problem
 from support.small_crowd import C, R, batch, perturbed
 from torch import Tensor
 
+from crowdnal import metrics
 from crowdnal.confusion import FreeConfusion, LowRankConfusion, LowRankMixture, NormalizedConfusion, StackedConfusion
 from crowdnal.data import Annotations
 from crowdnal.objectives import (
@@ -97,7 +98,7 @@ def test_loss_gradients_and_what_is_shown_equal_the_dense_matrix(link, classes, 
     shown = dense(low).detach()
     assert_close(objective.confusion(), shown)
     assert_close(low.diagonals(), shown.diagonal(dim1=1, dim2=2))
-    assert_close(objective.reliability(), shown.diagonal(dim1=1, dim2=2).mean(-1))
+    assert_close(objective.reliability(), metrics.reliability(shown))
     assert_close(low.log_likelihoods(a).exp(), shown[a.annotator, :, a.label])
 
 

@@ -20,7 +20,7 @@ from crowdnal.functional._autograd.softmax_link import SoftmaxLink, SoftmaxLinkB
 
 REDUCTIONS = ["mean", "sum", "none", "item_mean"]
 NORMALIZATIONS = ["none", "softmax", "softplus"]
-pytestmark = pytest.mark.usefixtures("kernels")
+pytestmark = pytest.mark.usefixtures("op_kernels")
 
 
 @pytest.fixture

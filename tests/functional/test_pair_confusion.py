@@ -21,7 +21,7 @@ import crowdnal.functional as F
 from crowdnal import reference
 from crowdnal.functional._autograd.pair_confusion import PairConfusion, PairConfusionBackward
 
-pytestmark = pytest.mark.usefixtures("kernels")
+pytestmark = pytest.mark.usefixtures("op_kernels")
 
 
 @pytest.fixture

@@ -330,7 +330,7 @@ def test_confusion_is_detached_stochastic_and_a_copy(case: Case) -> None:
     confusion = objective.confusion()
     assert confusion.shape == (R, C, C) and not confusion.requires_grad
     assert_close(confusion.sum(-1), torch.ones(R, C))
-    assert_close(objective.reliability(), confusion.diagonal(dim1=1, dim2=2).mean(-1))
+    assert_close(objective.reliability(), confusion.diagonal(dim1=1, dim2=2).sum(-1) / confusion.shape[1])
     before = confusion.clone()
     confusion.zero_()  # a copy: users may write into it
     assert_same(objective.confusion(), before)

@@ -70,7 +70,7 @@ def assert_same(ours: Any, wanted: Any, where: str = "") -> None:
 
 
 def _tensors(ours: Any, wanted: Any, where: str) -> tuple[Tensor, Tensor]:
-    if isinstance(wanted, np.ndarray):  # computed by hand: its dtype is that of Python
+    if isinstance(wanted, (np.ndarray, np.generic)):  # computed by hand: its dtype is that of Python
         ours, wanted = torch.as_tensor(ours).detach().double(), torch.from_numpy(np.asarray(wanted, dtype=np.float64))
         assert ours.shape == wanted.shape, f"{where or 'tensor'} has shape {list(ours.shape)}, not {list(wanted.shape)}"
         return ours, wanted
