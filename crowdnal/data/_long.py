@@ -109,7 +109,7 @@ def read_long(table: Table, want: Long) -> Answers:
         label, row, share = label._replace(codes=label.codes[kept]), row[kept], None if share is None else share[kept]
     tasks = task.by_appearance()._replace(declared=True)
     names = {"task": want.task, "worker": want.worker, "label": next(iter(want.choices), None)}
-    if len(row) < len(task.codes) or want.choices != {want.label: 1.0}:
+    if len(row) < len(task.codes) or list(want.choices.items()) != [(want.label, 1.0)]:
         tasks, worker = tasks._replace(codes=tasks.codes[row]), worker._replace(codes=worker.codes[row])
     return Answers(
         tasks,

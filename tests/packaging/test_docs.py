@@ -130,6 +130,7 @@ SWAPS: dict[str, list[dict[str, str]]] = {  # a block each: no download, few epo
 GIVEN: dict[str, Callable[[], Scope]] = {
     "docs/loops.md": crowd,
     "docs/aggregation.md": answers,
+    "docs/data.md": answers,
     "docs/command.md": photos,
     "docs/methods.md": judgements,
 }
@@ -149,7 +150,7 @@ CHECKS: dict[str, tuple[int, Callable[[Scope, str], None]]] = {  # how many comm
     "docs/aggregation.md": (0, check_aggregation),
     "docs/command.md": (0, check_command),
     "docs/concepts.md": (2, check_concepts),
-    "docs/data.md": (5, check_data),
+    "docs/data.md": (6, check_data),
     "docs/functions.md": (0, check_functions),
     "docs/loops.md": (0, check_loops),
     "docs/methods.md": (0, check_tags),
@@ -199,6 +200,16 @@ def test_paths_and_names_exist(page: Path) -> None:
             found: Any = crowdnal
             for part in dotted.split(".")[1:]:
                 found = getattr(found, part, None) or importlib.import_module(f"{found.__name__}.{part}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_extras_and_variables_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    extras = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
+    assert {name for names in re.findall(r"\.\[([\w,-]+)\]\"", text) for name in names.split(",")} <= set(extras)
+    sources = [ROOT / "setup.py", ROOT / ".ci/run", *(p for t in TREES[:-1] for p in (ROOT / t).rglob("*.py"))]
+    known = "".join(source.read_text(encoding="utf-8") for source in sources if source != Path(__file__))
+    assert [name for name in re.findall(r"CROWDNAL_\w+", text) if name not in known] == []
 
 
 def test_every_page_of_docs_is_linked_from_the_readme() -> None:
