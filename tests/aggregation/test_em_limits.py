@@ -64,14 +64,14 @@ def test_proportions_of_nothing() -> None:
 
 def test_iterate_stops_where_it_should() -> None:
     values = iter([-5.0, -2.0, -1.5, -1.4, 0.0])
-    assert iterate(lambda: next(values), 10, 0.2) == ([-5.0, -2.0, -1.5, -1.4], True)
+    assert iterate(lambda: None, lambda: next(values), 10, 0.2) == ([-5.0, -2.0, -1.5, -1.4], True)
     values = iter([-5.0, -2.0, -1.5])
-    assert iterate(lambda: next(values), 2, 0.0) == ([-5.0, -2.0], False)
-    assert iterate(lambda: 1.0, 3, -1.0) == ([1.0] * 3, False)
-    assert iterate(lambda: 1.0, 3, 1e-9) == ([1.0] * 2, True)
+    assert iterate(lambda: None, lambda: next(values), 2, 0.0) == ([-5.0, -2.0], False)
+    assert iterate(lambda: None, lambda: 1.0, 3, -1.0) == ([1.0] * 3, False)
+    assert iterate(lambda: None, lambda: 1.0, 3, 1e-9) == ([1.0] * 2, True)
     for most, tolerance, message in ((0, 1.0, "max_iterations must be 1 or more"), (1, math.nan, "tolerance must be")):
         with pytest.raises(ValueError, match=message):
-            iterate(lambda: 1.0, most, tolerance)
+            iterate(lambda: None, lambda: 1.0, most, tolerance)
 
 
 # Rounding: a posterior that sums to 1 + 2e-16
