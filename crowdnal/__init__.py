@@ -1,6 +1,7 @@
 """crowdnal: train classifiers on labels from many imperfect annotators.
 
 Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and the network learns the true label.
+The words used here (annotator, item, class and label, confusion, link, reliability) are defined in docs/concepts.md.
 """
 
 from crowdnal import functional, metrics, multilabel, objectives, simulation

@@ -11,8 +11,8 @@ STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
   m.impl("softmax_link_backward", TORCH_BOX(&softmax_link_backward_op));
   m.impl("mixture_link", TORCH_BOX(&mixture_link_op));
   m.impl("mixture_link_backward", TORCH_BOX(&mixture_link_backward_op));
-  m.impl("evidence", TORCH_BOX(&evidence_op));
-  m.impl("counts", TORCH_BOX(&counts_op));
+  m.impl("label_log_likelihood", TORCH_BOX(&label_log_likelihood_op));
+  m.impl("label_counts", TORCH_BOX(&label_counts_op));
   m.impl("em_step", TORCH_BOX(&em_step_op));
   m.impl("joint_link", TORCH_BOX(&joint_link_op));
   m.impl("joint_link_backward", TORCH_BOX(&joint_link_backward_op));

@@ -42,10 +42,10 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(
     const Tensor& label, const Tensor& posterior, OptionalTensor log_norm, int64_t normalization, bool mean,
     bool need_log_probs, bool need_confusion);
 
-Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                    const Tensor& annotator, const Tensor& order, const Tensor& label);
 
-Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                  const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
                  int64_t num_labels);
 

@@ -41,14 +41,14 @@ def posterior(log_probs: Tensor, confusion: Tensor, annotations: Annotations) ->
     return crowd_posterior(log_probs.to(dtype), log_confusion, annotations, normalization="none")
 
 
-def posterior_of_evidence(log_probs: Tensor, evidence: Tensor, annotations: Annotations) -> Tensor:
+def posterior_of_log_likelihood(log_probs: Tensor, log_likelihood: Tensor, annotations: Annotations) -> Tensor:
     """:func:`posterior` where matrices of all annotators would not fit: the log-likelihood of each label instead.
 
     Args:
         log_probs: ``[B, C]``.
-        evidence: ``[nnz, C]``, log-probability of each observed label under each true class.
-        annotations: B items; weights multiply the evidence.
+        log_likelihood: ``[nnz, C]``, log-probability of each observed label under each true class.
+        annotations: B items; weights multiply the log-likelihood.
     """
     if annotations.weight is not None:
-        evidence = evidence * annotations.weight.to(evidence.dtype).unsqueeze(1)
-    return (log_probs + segment_sum(evidence, annotations)).softmax(-1)
+        log_likelihood = log_likelihood * annotations.weight.to(log_likelihood.dtype).unsqueeze(1)
+    return (log_probs + segment_sum(log_likelihood, annotations)).softmax(-1)

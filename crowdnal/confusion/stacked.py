@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -52,7 +51,7 @@ class StackedConfusion(BlockwiseConfusion):
         scores = self._activate(self.first.scores(probs, annotations))
         weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
         each: Reduction = "none" if reduction == "none" else "mean" if mean else "sum"
-        return self.second.nll(scores, _alone(annotations), weight, each)
+        return self.second.nll(scores, annotations.each_alone(), weight, each)
 
     def matrices(self, annotators: Tensor | slice) -> Tensor:
         """``[r, C, K]``, detached: the scores of these annotators if the classifier is certain of each class."""
@@ -64,11 +63,3 @@ class StackedConfusion(BlockwiseConfusion):
     @override
     def extra_repr(self) -> str:
         return f"hidden={self.hidden!r}"
-
-
-def _alone(annotations: Annotations) -> Annotations:
-    """The same annotations without weights, each on an item of its own."""
-    a, nnz = annotations, annotations.num_annotations
-    indptr = torch.arange(nnz + 1, device=a.device)
-    item = torch.arange(nnz, device=a.device)
-    return a._like(indptr, a.annotator, a.label, None, None, item, a.order, None, None)

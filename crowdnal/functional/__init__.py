@@ -4,11 +4,12 @@ from crowdnal.functional._autograd._function import Normalization
 from crowdnal.functional.losses import crowd_cross_entropy, crowd_marginal_nll, crowd_mixture_nll, crowd_posterior
 from crowdnal.functional.primitives import (
     em_step,
-    evidence,
     label_counts,
+    label_log_likelihood,
     mix,
     mix_annotators,
     mix_items,
+    mixture_step,
     pair_confusion,
     segment_sum,
 )
@@ -22,11 +23,12 @@ __all__ = [
     "crowd_mixture_nll",
     "crowd_posterior",
     "em_step",
-    "evidence",
+    "label_log_likelihood",
     "label_counts",
     "mix",
     "mix_annotators",
     "mix_items",
+    "mixture_step",
     "pair_confusion",
     "segment_sum",
 ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.data import Annotations
-from crowdnal.functional._autograd import evidence as _evidence
+from crowdnal.functional._autograd import label_log_likelihood as _statistics
 from crowdnal.functional._autograd import mix as _mix
 from crowdnal.functional._autograd._function import (
     HALF,
@@ -18,7 +18,7 @@ from crowdnal.functional._autograd._function import (
 )
 from crowdnal.functional._autograd.pair_confusion import PairConfusion
 from crowdnal.functional.segments import annotation_weight, sum_by_item
-from crowdnal.reference import compute_dtype
+from crowdnal.reference import NONE, compute_dtype
 
 
 def mix(scores: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
@@ -97,7 +97,7 @@ def segment_sum(values: Tensor, annotations: Annotations) -> Tensor:
     return sum_by_item(values, index_of(annotations))
 
 
-def evidence(log_confusion: Tensor, annotations: Annotations, *, weight: Tensor | None = None) -> Tensor:
+def label_log_likelihood(log_confusion: Tensor, annotations: Annotations, *, weight: Tensor | None = None) -> Tensor:
     """What each item's labels say about its true class: out_i[k] = sum over its annotations n of w_n log A_r[k, y_n].
 
     Args:
@@ -114,11 +114,11 @@ def evidence(log_confusion: Tensor, annotations: Annotations, *, weight: Tensor 
     check_confusion(log_confusion, annotations, 1)
     (log_confusion,) = promote_beside(log_confusion)
     weight = annotation_weight(annotations, weight, compute_dtype(log_confusion.dtype))
-    return _evidence.evidence(log_confusion, weight, index_of(annotations), annotations.label)
+    return _statistics.label_log_likelihood(log_confusion, weight, index_of(annotations), annotations.label)
 
 
 def label_counts(posterior: Tensor, annotations: Annotations, *, weight: Tensor | None = None) -> Tensor:
-    """Expected number of times annotator r gave label y to items of class k; the adjoint of `evidence`.
+    """Expected number of times annotator r gave label y to items of class k; the adjoint of `label_log_likelihood`.
 
     The sufficient statistics of an M-step (Dawid & Skene 1979, eq. 2.3, before normalisation).
 
@@ -140,7 +140,7 @@ def label_counts(posterior: Tensor, annotations: Annotations, *, weight: Tensor 
     (posterior,) = promote(posterior)
     weight = annotation_weight(annotations, weight, posterior.dtype)
     sizes = annotations.num_annotators, annotations.num_classes
-    return _evidence.counts(posterior, weight, index_of(annotations), annotations.label, *sizes)
+    return _statistics.label_counts(posterior, weight, index_of(annotations), annotations.label, *sizes)
 
 
 def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotations) -> Tensor:
@@ -194,3 +194,13 @@ def em_step(
     a = annotations
     order = a.order if a.annotator.is_cuda else None
     return torch.ops.crowdnal.em_step(log_prior, log_confusion, weight, a.indptr, a.annotator, order, a.label)
+
+
+def mixture_step(log_probs: Tensor, log_confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Tensor]:
+    """E-step of the mixture link: each label's -log sum_k p_i[k] A_r[k, y] [nnz] and its class posterior [nnz, C].
+
+    Without gradients. log_confusion [R, K, C] holds log A, **observed label outermost**, in the dtype of log_probs.
+    """
+    arguments = (log_probs, log_confusion.contiguous(), None, *index_of(annotations), annotations.label)
+    _, nll, posterior, _ = torch.ops.crowdnal.mixture_link(*arguments, NONE, False)
+    return nll, posterior

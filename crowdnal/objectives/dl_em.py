@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from crowdnal._utils.distributed import num_processes, sum_over_processes
-from crowdnal.aggregation import FLOOR, possible, pseudo_counts_of
+from crowdnal.aggregation.em import FLOOR, possible, pseudo_counts_of
 from crowdnal.data import Annotations
 from crowdnal.functional import crowd_posterior, label_counts
 from crowdnal.objectives._bases.base import Predict

@@ -13,7 +13,7 @@ from crowdnal._utils.options import check_choice
 from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
 from crowdnal.data import Annotations
-from crowdnal.functional import crowd_posterior, evidence
+from crowdnal.functional import crowd_posterior, label_log_likelihood
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.targets import reduce_items
@@ -91,7 +91,7 @@ class MaxMIG(Objective):
         """Log of the aggregator's guess, ``[B, C]``; the prior for an item without labels."""
         dtype = torch.promote_types(self.annotators.weight.dtype, torch.float32)
         log_prior = self.prior_logits.to(dtype).log_softmax(0)
-        return (log_prior + evidence(self.annotators.weight, annotations)).log_softmax(-1)
+        return (log_prior + label_log_likelihood(self.annotators.weight, annotations)).log_softmax(-1)
 
     def _loss(self, batch: Batch) -> Tensor:
         logits, labelled = batch.logits, batch.annotations.counts > 0

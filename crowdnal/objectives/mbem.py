@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation import FLOOR, possible
+from crowdnal.aggregation.em import FLOOR, possible
 from crowdnal.functional import label_counts
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.objectives._bases.batch import Batch

@@ -38,9 +38,9 @@ SCHEMAS = {
     "mixture_link_backward": f"({_GRADS}, Tensor log_probs, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
     "Tensor posterior, Tensor? log_norm, int normalization, bool mean, bool need_log_probs, bool need_confusion) "
     "-> (Tensor log_probs_grad, Tensor confusion_grad)",
-    "evidence": f"(Tensor log_confusion, Tensor? weight, {_INDEX}, Tensor label) -> Tensor",
-    "counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, SymInt num_labels) "
-    "-> Tensor",
+    "label_log_likelihood": f"(Tensor log_confusion, Tensor? weight, {_INDEX}, Tensor label) -> Tensor",
+    "label_counts": f"(Tensor values, Tensor? weight, {_INDEX}, Tensor label, SymInt num_annotators, "
+    "SymInt num_labels) -> Tensor",
     "em_step": "(Tensor? log_prior, Tensor log_confusion, Tensor? weight, Tensor indptr, Tensor annotator, "
     "Tensor? order, Tensor label) -> (Tensor loss, Tensor posterior, Tensor counts, Tensor totals)",
     "joint_link": f"(Tensor log_prior, Tensor confusion, Tensor? weight, {_INDEX}, Tensor label, "
@@ -185,12 +185,12 @@ def _(  # type: ignore[no-untyped-def]
     )
 
 
-@torch.library.register_fake("crowdnal::evidence", lib=_library)
+@torch.library.register_fake("crowdnal::label_log_likelihood", lib=_library)
 def _(log_confusion, weight, indptr, item, annotator, order, label):  # type: ignore[no-untyped-def]
     return _empty(log_confusion, indptr.shape[0] - 1, log_confusion.shape[2])
 
 
-@torch.library.register_fake("crowdnal::counts", lib=_library)
+@torch.library.register_fake("crowdnal::label_counts", lib=_library)
 def _(values, weight, indptr, item, annotator, order, label, num_annotators, num_labels):  # type: ignore[no-untyped-def]
     return values.new_empty(num_annotators, num_labels, values.shape[1])
 

@@ -10,8 +10,8 @@ native kernels never build.
 from __future__ import annotations
 
 from crowdnal.reference._em_step import em_step
-from crowdnal.reference._evidence import counts, evidence
 from crowdnal.reference._joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
+from crowdnal.reference._label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.reference._mix import mix, mix_annotators, mix_items, select
 from crowdnal.reference._mixture_link import log_sum, mixture_link, mixture_link_backward
 from crowdnal.reference._normalization import (
@@ -38,10 +38,10 @@ __all__ = [
     "blend",
     "add_observed",
     "compute_dtype",
-    "counts",
+    "label_counts",
     "cross_entropy",
     "em_step",
-    "evidence",
+    "label_log_likelihood",
     "item_upstream",
     "joint_link",
     "joint_link_backward",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from crowdnal.reference._evidence import counts, evidence
 from crowdnal.reference._joint_link import log_marginal
+from crowdnal.reference._label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.reference._terms import compute_dtype
 
 
@@ -33,14 +33,14 @@ def em_step(
     if log_prior is None:
         dtype = compute_dtype(log_confusion.dtype)
         one_hot = torch.eye(log_confusion.shape[1], device=indptr.device, dtype=dtype).unsqueeze(1)
-        votes = evidence(one_hot, weight, indptr, item, label, label, torch.zeros_like(label))
+        votes = label_log_likelihood(one_hot, weight, indptr, item, label, label, torch.zeros_like(label))
         total = votes.sum(1, keepdim=True)
         posterior = torch.where(total > 0, votes / torch.where(total > 0, total, 1.0), 1.0 / votes.shape[1])
         loss = votes.new_zeros(())
     else:
-        t = log_prior + evidence(log_confusion, weight, *index, label)
+        t = log_prior + label_log_likelihood(log_confusion, weight, *index, label)
         loss, _, posterior = log_marginal(t, indptr, False)
     each = torch.ones_like(label, dtype=posterior.dtype) if weight is None else weight
     informed = each.new_zeros(len(posterior)).index_add(0, item, each) > 0
     totals = (posterior * informed.unsqueeze(1)).sum(0)
-    return loss, posterior, counts(posterior, weight, *index, label, *log_confusion.shape[:2]), totals
+    return loss, posterior, label_counts(posterior, weight, *index, label, *log_confusion.shape[:2]), totals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from crowdnal.reference._evidence import counts, evidence
+from crowdnal.reference._label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.reference._mixture_link import log_norm as norms_of
 from crowdnal.reference._normalization import log_confusion, log_confusion_vjp
 
@@ -57,7 +57,9 @@ def joint_link(
         loss [] = sum of nll (divided by the number of annotated items if `mean`), nll [B] (0 without annotations,
         inf where every class is impossible), posterior [B, C] (then 0), log_norm as from `mixture_link`.
     """
-    t = log_prior + evidence(log_confusion(confusion, normalization), weight, indptr, item, annotator, order, label)
+    t = log_prior + label_log_likelihood(
+        log_confusion(confusion, normalization), weight, indptr, item, annotator, order, label
+    )
     return *log_marginal(t, indptr, mean), norms_of(confusion.detach(), annotator, normalization)
 
 
@@ -84,5 +86,5 @@ def joint_link_backward(
     dlog_prior = dt if need_log_prior else dt.new_zeros(0, dt.shape[1])
     if not need_confusion:
         return dlog_prior, dt.new_zeros(0, *confusion.shape[1:])
-    grad = counts(dt, weight, indptr, item, annotator, order, label, *confusion.shape[:2])
+    grad = label_counts(dt, weight, indptr, item, annotator, order, label, *confusion.shape[:2])
     return dlog_prior, log_confusion_vjp(confusion, grad, normalization)

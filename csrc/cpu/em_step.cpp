@@ -2,7 +2,7 @@
 // its annotations are at hand. Reads them in the order of the items alone, so that nothing has to be sorted.
 #include <atomic>
 
-#include "cpu/evidence.h"
+#include "cpu/label_log_likelihood.h"
 #include "ops.h"
 
 namespace crowdnal::cpu {
@@ -10,7 +10,7 @@ namespace {
 
 template <class T>
 struct Step {
-  Evidence<T> evidence;
+  LabelTerms<T> terms;
   Prior<T> prior;  // no rows: the start, where the posterior is the votes' shares
   Index index;
   Shape shape;
@@ -22,7 +22,7 @@ struct Step {
     const int64_t begin = index.indptr[first], end = index.indptr[last];
     uint64_t bad = 0;
     for (int64_t n = begin; n < end; ++n) bad |= static_cast<uint64_t>(index.annotator[n]) >= annotators;
-    for (int64_t n = begin; n < end; ++n) bad |= static_cast<uint64_t>(evidence.label[n]) >= labels;
+    for (int64_t n = begin; n < end; ++n) bad |= static_cast<uint64_t>(terms.label[n]) >= labels;
     return bad != 0;
   }
 
@@ -32,8 +32,8 @@ struct Step {
     Sum total = 0;
     for (int64_t k = 0; k < shape.cols; ++k) votes[k] = 0;
     for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
-      votes[evidence.label[n]] += evidence.factor(n);
-      total += evidence.factor(n);
+      votes[terms.label[n]] += terms.factor(n);
+      total += terms.factor(n);
     }
     for (int64_t k = 0; k < shape.cols; ++k) out[k] = total > 0 ? votes[k] / total : T(1) / shape.cols;
   }
@@ -47,17 +47,17 @@ struct Step {
 
   // What an item counts for the totals: 1 if it has an annotation of positive weight.
   CROWDNAL_INLINE T informed(int64_t i) const {
-    if (!evidence.weight) return T(annotated(i));
+    if (!terms.weight) return T(annotated(i));
     T total = 0;
-    for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) total += evidence.weight[n];
+    for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) total += terms.weight[n];
     return T(total > 0);
   }
 
-  int64_t total_row() const { return evidence.rows; }  // of the table: behind those of the counts
+  int64_t total_row() const { return terms.rows; }  // of the table: behind those of the counts
 };
 
 // Returns whether all indices of items begin..end-1 were in range; `loss` is their nll. Step and table are copies: see
-// evidence.cpp.
+// terms.cpp.
 template <class T, int N>
 CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, const CountTable<T> table,
                              double* loss) {
@@ -68,7 +68,7 @@ CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, con
     const int64_t count = std::min(L, end - first);
     if (step.any_outside(first, first + count)) return false;
     if (step.prior.rows) {
-      posterior_block(step.evidence, step.index, step.prior, row, first, count, block, log_sum);
+      posterior_block(step.terms, step.index, step.prior, row, first, count, block, log_sum);
     } else {
       for (int64_t j = 0; j < count; ++j) step.shares(first + j, block + j * N * L);
     }
@@ -78,7 +78,7 @@ CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, con
       for (int64_t n = 0; n < N; ++n) v[n] = load(block + (j * N + n) * L);
       row.write(v, step.posterior, i, end);
       for (int64_t n = step.index.indptr[i]; n < step.index.indptr[i + 1]; ++n) {
-        table.template add<N>(step.evidence.row(step.index, n), step.evidence.factor(n), v);
+        table.template add<N>(step.terms.row(step.index, n), step.terms.factor(n), v);
       }
       table.template add<N>(step.total_row(), step.informed(i), v);
       if (step.prior.rows && step.annotated(i)) *loss -= log_sum[j];
@@ -95,13 +95,13 @@ CROWDNAL_INLINE bool step_large(const Step<T>& step, int64_t begin, int64_t end,
     if (step.any_outside(i, i + 1)) return false;
     T* row = step.posterior + i * classes;
     if (step.prior.rows) {
-      const T log_sum = posterior_row(step.evidence, step.index, step.prior, classes, i, row);
+      const T log_sum = posterior_row(step.terms, step.index, step.prior, classes, i, row);
       if (step.annotated(i)) *loss -= log_sum;
     } else {
       step.shares(i, row);
     }
     for (int64_t n = step.index.indptr[i]; n < step.index.indptr[i + 1]; ++n) {
-      table.add(step.evidence.row(step.index, n), step.evidence.factor(n), row, classes);
+      table.add(step.terms.row(step.index, n), step.terms.factor(n), row, classes);
     }
     table.add(step.total_row(), step.informed(i), row, classes);
   }

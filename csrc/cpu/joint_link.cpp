@@ -1,6 +1,6 @@
 // Joint link: nll_i = -log sum_k prior_i[k] prod_{n of i} A_r[y_n, k]^w_n, in log space (Dawid & Skene 1979).
 // The stored confusion has the observed label outermost, as in the mixture link.
-#include "cpu/evidence.h"
+#include "cpu/label_log_likelihood.h"
 #include "cpu/normalization.h"
 #include "ops.h"
 
@@ -63,16 +63,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
     const int64_t* y = pointer<int64_t>(labels);
-    Evidence<T> evidence{pointer<T>(a), shape.num_annotators * shape.rows, shape.rows, pointer<T>(weight), y};
+    LabelTerms<T> terms{pointer<T>(a), shape.num_annotators * shape.rows, shape.rows, pointer<T>(weight), y};
     if (own_rows) {
       log_rows(pointer<T>(a), y, index, shape, kind, output<T>(log_norm), output<T>(rows));
       const int64_t used = static_cast<int64_t>(index.runs.size()) - 1;
       std::fill(output<T>(log_norm) + used * shape.cols, output<T>(log_norm) + log_norm.numel(), T(0));
-      evidence = {pointer<T>(rows), view.nnz, 0, pointer<T>(weight), nullptr};
+      terms = {pointer<T>(rows), view.nnz, 0, pointer<T>(weight), nullptr};
     }
     const int64_t per_item = view.nnz / std::max<int64_t>(1, view.num_items) + 8;
     parallel_for(0, view.num_items, grain(shape.cols * per_item), [&](int64_t begin, int64_t end) {
-      posteriors<T>(evidence, view, {pointer<T>(prior), false}, shape.cols, begin, end, output<T>(posterior),
+      posteriors<T>(terms, view, {pointer<T>(prior), false}, shape.cols, begin, end, output<T>(posterior),
                     output<T>(nll));
     });
     const T total = weighted_sum(pointer<T>(nll), static_cast<const T*>(nullptr), view.num_items);
@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
     });
     if (!need_confusion) return;
     const int64_t* y = pointer<int64_t>(labels);
-    if (!is_normalized(kind)) return counts(dt, pointer<T>(weight), y, view, index.runs, shape, out);
+    if (!is_normalized(kind)) return label_counts(dt, pointer<T>(weight), y, view, index.runs, shape, out);
     parallel_for(0, view.nnz, grain(shape.cols), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         std::copy_n(dt + view.item[n] * shape.cols, shape.cols, each + n * shape.cols);

@@ -104,7 +104,7 @@ void em_step(Context& context, const T* log_prior, bool shared, const E* log_con
     context.zero(loss, 1);
     launch(context, shares_kernel<T>, ceil_div(size, kThreads), kThreads, 0, weight, label, index, classes, posterior);
   }
-  count_labels(context, item_rows<T>(posterior, classes, item, weight), label, index, shape, counts);
+  label_counts(context, item_rows<T>(posterior, classes, item, weight), label, index, shape, counts);
   column_sums(context, Informed<T>{posterior, classes, index.indptr, weight}, index.num_items, classes, totals);
 }
 

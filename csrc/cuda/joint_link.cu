@@ -78,7 +78,7 @@ Tensors4 em_step_op(OptionalTensor log_prior, const Tensor& log_confusion, Optio
   return {loss, posterior, counts, totals};
 }
 
-Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                    const Tensor& annotator, const Tensor& order, const Tensor& label) {
   Op op(log_confusion);
   const Shape shape = shape_of(log_confusion);
@@ -90,12 +90,12 @@ Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Ten
     using T = Accumulate<E>;
     const LogConfusion<T, E> rows{op.matrices<E>(log_confusion), shape.num_annotators, shape.rows, shape.cols,
                                   Normalization::kNone, index.annotator, labels, nullptr, nullptr};
-    evidence(op, rows, op.values<T>(weight, "weight", {index.nnz}), index, shape.cols, output<T>(out));
+    label_log_likelihood(op, rows, op.values<T>(weight, "weight", {index.nnz}), index, shape.cols, output<T>(out));
   });
   return out;
 }
 
-Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                  const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
                  int64_t num_labels) {
   STD_TORCH_CHECK(values.dim() == 2, "crowdnal: values must have 2 dimensions");
@@ -109,7 +109,7 @@ Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indp
     using T = decltype(zero);
     const auto rows = item_rows<T>(op.values<T>(values, "values", {index.num_items, shape.cols}), shape.cols,
                                    index.item, op.values<T>(weight, "weight", {index.nnz}));
-    count_labels(op, rows, labels, index, shape, output<T>(out));
+    label_counts(op, rows, labels, index, shape, output<T>(out));
   });
   return out;
 }
@@ -120,8 +120,8 @@ STABLE_TORCH_LIBRARY_IMPL(crowdnal, CUDA, m) {
   m.impl("joint_link", TORCH_BOX(&joint_link_op));
   m.impl("joint_link_backward", TORCH_BOX(&joint_link_backward_op));
   m.impl("em_step", TORCH_BOX(&em_step_op));
-  m.impl("evidence", TORCH_BOX(&evidence_op));
-  m.impl("counts", TORCH_BOX(&counts_op));
+  m.impl("label_log_likelihood", TORCH_BOX(&label_log_likelihood_op));
+  m.impl("label_counts", TORCH_BOX(&label_counts_op));
 }
 
 }  // namespace crowdnal::cuda

@@ -1,14 +1,14 @@
 // Joint link: nll_i = -log sum_k prior_i[k] prod_{n of i} A_r[y_n, k]^w_n, in log space (Dawid & Skene 1979).
 #pragma once
 
-#include "cuda/counts.cuh"
-#include "cuda/evidence.cuh"
+#include "cuda/label_counts.cuh"
+#include "cuda/label_log_likelihood.cuh"
 #include "cuda/posterior.cuh"
 #include "cuda/reduce.cuh"
 
 namespace crowdnal::cuda {
 
-// log prior_i[k] + evidence
+// log prior_i[k] plus the sum of weight_n log A_r[y_n, k]
 template <class T, class Rows>
 struct JointTerm {
   const T* prior;  // [B, classes], or one row for all items
@@ -21,7 +21,7 @@ struct JointTerm {
   __device__ void load(int64_t i, int64_t k, T* to) const {
     T own[V];
     cuda::load<V>(prior + (shared ? 0 : i * rows.classes) + k, own);
-    sum_evidence<V>(rows, weight, index, i, k, to);
+    sum_terms<V>(rows, weight, index, i, k, to);
     for (int v = 0; v < V; ++v) to[v] += own[v];
   }
 };

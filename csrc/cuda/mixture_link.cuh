@@ -1,7 +1,7 @@
 // Mixture link: nll_n = -log sum_k p_i[k] A_r[y_n, k], A_r = a normalised [labels, classes] matrix, in log space.
 #pragma once
 
-#include "cuda/counts.cuh"
+#include "cuda/label_counts.cuh"
 #include "cuda/items.cuh"
 #include "cuda/posterior.cuh"
 #include "cuda/reduce.cuh"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_dawid_skene import simulated
-from test_label_models import coins
+from support.compare import assert_close
+from support.crowds import coins, simulated
 
 import crowdnal
 from crowdnal import Annotations, aggregate, metrics
@@ -65,14 +65,14 @@ def test_crowdkit_methods_give_back_our_items_and_classes(method: str) -> None:
     options = FAST.get(method, {})
     posterior = aggregate(a, method, **options)
     assert posterior.shape == (61, 3) and posterior.dtype == torch.double
-    torch.testing.assert_close(posterior.sum(1), torch.ones(61, dtype=torch.double))
+    assert_close(posterior.sum(1), torch.ones(61, dtype=torch.double))
     assert posterior.min() >= 0
-    torch.testing.assert_close(posterior[0], torch.full((3,), 1 / 3, dtype=torch.double))
+    assert_close(posterior[0], torch.full((3,), 1 / 3, dtype=torch.double))
     frame = _frame(a)
     if method in ("glad", "mace"):
         cls = {"glad": crowdkit.GLAD, "mace": crowdkit.MACE}[method]
         wanted = cls(**options).fit_predict_proba(frame).loc[range(1, 61), [0, 1]].to_numpy()
-        np.testing.assert_allclose(posterior[1:, :2], wanted, atol=1e-12)
+        assert_close(posterior[1:, :2], wanted, atol=1e-12)
     elif method == "kos":
         wanted = crowdkit.KOS().fit_predict(frame).loc[range(1, 61)].to_numpy()
         assert (posterior[1:].argmax(1).numpy() == wanted).all() and posterior[1:].max(1).values.eq(1).all()
@@ -83,7 +83,7 @@ def test_crowdkit_methods_give_back_our_items_and_classes(method: str) -> None:
         np.add.at(scores, (a.item, a.label), skill.loc[a.annotator.tolist()].to_numpy())
         scores = scores[1:]
         expected = np.exp(scores) if method == "mmsr" else scores
-        np.testing.assert_allclose(posterior[1:], expected / expected.sum(1, keepdims=True), atol=1e-12)
+        assert_close(posterior[1:], expected / expected.sum(1, keepdims=True), atol=1e-12)
     votes = metrics.accuracy(a.votes()[1:], truth)
     assert method == "kos" or metrics.accuracy(posterior[1:], truth) > votes - 0.1
     heavy = Annotations([0, 1], [0], [0], num_annotators=1, num_classes=2, weight=[2.0])
@@ -118,8 +118,8 @@ def test_label_model(monkeypatch: pytest.MonkeyPatch) -> None:
     a = gaps(dense)
     posterior = aggregate(a, "label-model", n_epochs=60)
     assert posterior.shape == (201, 3) and torch.equal(posterior, aggregate(a, "label-model", n_epochs=60))
-    torch.testing.assert_close(posterior.sum(1), torch.ones(201, dtype=torch.double))
-    torch.testing.assert_close(posterior[0], torch.full((3,), 1 / 3, dtype=torch.double))
+    assert_close(posterior.sum(1), torch.ones(201, dtype=torch.double))
+    assert_close(posterior[0], torch.full((3,), 1 / 3, dtype=torch.double))
     assert metrics.accuracy(posterior[1:], truth) > 0.85
     twice = Annotations([0, 2], [0, 0], [0, 1], num_annotators=1, num_classes=2)
     with pytest.raises(ValueError, match="has more than one label"):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.compare import assert_close
 from support.crowds import crowd
 
 from crowdnal import metrics
@@ -57,12 +58,12 @@ def test_two_iterations_by_hand(omega_of: str, with_prior: bool) -> None:
         likelihoods.append(math.log(1) + float(np.log(joint.sum(1)).sum()))
         q = joint / joint.sum(1, keepdims=True)
     found = conal_em(a, log_prior=log_prior, omega=omega_of, max_iterations=2, tolerance=-1, smoothing=0.1)
-    np.testing.assert_allclose(found.posterior, q, rtol=1e-6)
-    np.testing.assert_allclose(found.common, common, rtol=1e-6)
-    np.testing.assert_allclose(found.confusion, own, rtol=1e-6)
-    np.testing.assert_allclose(found.log_likelihood, likelihoods, rtol=1e-6)
+    assert_close(found.posterior, q, rtol=1e-6)
+    assert_close(found.common, common, rtol=1e-6)
+    assert_close(found.confusion, own, rtol=1e-6)
+    assert_close(found.log_likelihood, likelihoods, rtol=1e-6)
     expected = [(q[i] * source[m]).sum() for m, (i, *_) in enumerate(rows)]
-    np.testing.assert_allclose(found.source, expected, rtol=1e-6)
+    assert_close(found.source, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("omega_of", ["annotation", "annotator"])
@@ -89,9 +90,9 @@ def test_what_is_missing() -> None:
     a = Annotations([0, 0, 2], [0, 0], [1, 1], num_annotators=2, num_classes=3)
     found = conal_em(a)
     assert found.posterior.isfinite().all() and found.labels[1] == 1
-    torch.testing.assert_close(found.confusion[1], torch.full((3, 3), 1 / 3, dtype=torch.double))
+    assert_close(found.confusion[1], torch.full((3, 3), 1 / 3, dtype=torch.double))
     nothing = conal_em(Annotations([0, 0], [], [], num_annotators=2, num_classes=3))
-    torch.testing.assert_close(nothing.posterior, torch.full((1, 3), 1 / 3, dtype=torch.double))
+    assert_close(nothing.posterior, torch.full((1, 3), 1 / 3, dtype=torch.double))
     other = Annotations([0, 1, 2], [0, 1], [0, 4], num_annotators=2, num_classes=5)
     prior = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()
     assert conal_em(other, log_prior=prior).confusion.shape == (2, 2, 5)

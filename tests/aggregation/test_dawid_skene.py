@@ -15,29 +15,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.crowds import weighted
+from support.compare import assert_close
+from support.crowds import simulated, weighted
 from torch import Tensor
 
 from crowdnal import Annotations, DawidSkeneResult, dawid_skene, metrics
-from crowdnal.simulation import simulate
 
 DATA = os.environ.get("CROWDNAL_DATA")
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "dawid_skene.py"
 SIZES = [(2, 20, 200), (5, 30, 500)]  # classes, annotators, items
 
 
-def simulated(classes: int, annotators: int, items: int) -> tuple[Annotations, Tensor, Tensor]:
-    """(annotations, truth, confusions); some rows of a confusion hold little, so that counts of 0 occur."""
-    generator = torch.Generator().manual_seed(classes)
-    noise = 2 * torch.randn(annotators, classes, classes, generator=generator, dtype=torch.double)
-    confusion = (noise + 3 * torch.eye(classes)).softmax(2)
-    truth = torch.randint(classes, (items,), generator=generator)
-    return simulate(truth, confusion, annotations_per_item=5, seed=1), truth, confusion
-
-
 def same(a: DawidSkeneResult, b: DawidSkeneResult) -> None:
     for name in ("posterior", "confusion", "class_prior", "log_likelihood"):
-        torch.testing.assert_close(getattr(a, name), getattr(b, name))
+        assert_close(getattr(a, name), getattr(b, name))
 
 
 def test_two_iterations_by_hand() -> None:
@@ -60,10 +51,10 @@ def test_two_iterations_by_hand() -> None:
         likelihoods.append(float(np.log(joint.sum(1)).sum()))
         posterior = joint / joint.sum(1, keepdims=True)
     result = dawid_skene(a, max_iterations=2, tolerance=-1, smoothing=0.1)
-    np.testing.assert_allclose(result.posterior, posterior)
-    np.testing.assert_allclose(result.confusion, confusion)
-    np.testing.assert_allclose(result.class_prior, prior)
-    np.testing.assert_allclose(result.log_likelihood, likelihoods)
+    assert_close(result.posterior, posterior)
+    assert_close(result.confusion, confusion)
+    assert_close(result.class_prior, prior)
+    assert_close(result.log_likelihood, likelihoods)
 
 
 def test_recovers_the_truth() -> None:
@@ -73,8 +64,8 @@ def test_recovers_the_truth() -> None:
     majority = metrics.accuracy(a.votes(), truth)
     assert metrics.accuracy(result.labels, truth) > majority + 0.03
     assert metrics.confusion_error(confusion, result.confusion) < 0.005
-    torch.testing.assert_close(result.posterior.sum(1), torch.ones(3000, dtype=torch.double))
-    torch.testing.assert_close(result.confusion.sum(2), torch.ones(15, 4, dtype=torch.double))
+    assert_close(result.posterior.sum(1), torch.ones(3000, dtype=torch.double))
+    assert_close(result.confusion.sum(2), torch.ones(15, 4, dtype=torch.double))
 
 
 def test_a_known_class_counts_without_labels_and_with_labels_that_weigh_nothing() -> None:
@@ -84,7 +75,7 @@ def test_a_known_class_counts_without_labels_and_with_labels_that_weigh_nothing(
         a = Annotations(indptr, [0] * len(labels), labels, num_annotators=1, num_classes=2)
         a.weight = torch.tensor([1.0, 1.0, 0.0], dtype=torch.double)[: len(labels)]
         result = dawid_skene(a, gold=gold, max_iterations=2, tolerance=-1)
-        torch.testing.assert_close(result.class_prior, torch.tensor([2 / 3, 1 / 3], dtype=torch.double))
+        assert_close(result.class_prior, torch.tensor([2 / 3, 1 / 3], dtype=torch.double))
         assert result.log_likelihood[-1] == pytest.approx(2 * np.log(2 / 3) + np.log(1 / 3))
 
 
@@ -140,7 +131,7 @@ def test_posteriors_are_those_of_crowdkit(sizes: tuple[int, int, int], iteration
     for known, initial in ((None, None), (gold, None), (None, start)):
         wanted = crowdkit_posterior(a, iterations, known, initial)
         ours = dawid_skene(a, max_iterations=iterations, tolerance=-1, gold=known, initial_confusion=initial)
-        torch.testing.assert_close(ours.posterior, wanted, rtol=0, atol=1e-6)
+        assert_close(ours.posterior, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -150,7 +141,7 @@ def test_posteriors_are_those_of_crowdkit_on_real_data(name: str) -> None:
     a = Annotations.from_long(Path(DATA or "") / "aggregation" / f"{name}_annotations.csv")
     for iterations in (1, 2, 50):
         ours = dawid_skene(a, max_iterations=iterations, tolerance=-1)
-        torch.testing.assert_close(ours.posterior, crowdkit_posterior(a, iterations), rtol=0, atol=1e-6)
+        assert_close(ours.posterior, crowdkit_posterior(a, iterations), rtol=0, atol=1e-6)
 
 
 # Options
@@ -170,7 +161,7 @@ def test_gold_labels_hold_and_inform() -> None:
 def test_a_gold_item_nobody_labelled_counts_for_the_class_prior() -> None:
     a = Annotations([0, 1, 2, 2, 2], [0, 0], [0, 1], num_annotators=1, num_classes=2)
     result = dawid_skene(a, gold=torch.tensor([0, 1, 1, -1]))
-    torch.testing.assert_close(result.class_prior, torch.tensor([1 / 3, 2 / 3], dtype=torch.double))
+    assert_close(result.class_prior, torch.tensor([1 / 3, 2 / 3], dtype=torch.double))
     assert result.log_likelihood[-1] == pytest.approx(math.log(1 / 3) + 2 * math.log(2 / 3))
 
 
@@ -180,9 +171,9 @@ def test_start_and_prior_are_different_things() -> None:
     start = dawid_skene(a, initial_confusion=flipped)
     assert metrics.accuracy(4 - start.labels, truth) > 0.8
     one = dawid_skene(a, initial_confusion=flipped, max_iterations=1)
-    torch.testing.assert_close(one.confusion, flipped)
+    assert_close(one.confusion, flipped)
     held = dawid_skene(a, confusion_prior=1e9 * confusion)
-    torch.testing.assert_close(held.confusion, confusion, rtol=1e-3, atol=1e-6)
+    assert_close(held.confusion, confusion, rtol=1e-3, atol=1e-6)
     same(dawid_skene(a, smoothing=0.7), dawid_skene(a, confusion_prior=torch.full((5, 5), 0.7)))
     same(dawid_skene(a, smoothing=0.7), dawid_skene(a, smoothing=0.2, confusion_prior=torch.full((30, 5, 5), 0.5)))
     assert dawid_skene(a, smoothing=0.7).confusion.min() > 0.001
@@ -200,10 +191,10 @@ def test_what_is_legal() -> None:
     """An item without annotations, an annotator without any, one who always says the same, a class nobody used."""
     a = Annotations([0, 3, 3, 6, 9], [0, 1, 2] * 3, [0, 0, 0, 1, 1, 0, 1, 0, 0], num_annotators=4, num_classes=3)
     result = dawid_skene(a)
-    torch.testing.assert_close(result.posterior[1], result.class_prior)
-    torch.testing.assert_close(result.class_prior, result.class_prior.new_tensor([2 / 3, 1 / 3, 0]), rtol=0, atol=0.1)
+    assert_close(result.posterior[1], result.class_prior)
+    assert_close(result.class_prior, result.class_prior.new_tensor([2 / 3, 1 / 3, 0]), rtol=0, atol=0.1)
     assert result.posterior[:, 2].eq(0).all()
-    torch.testing.assert_close(result.confusion[3], torch.full((3, 3), 1 / 3, dtype=torch.double))
+    assert_close(result.confusion[3], torch.full((3, 3), 1 / 3, dtype=torch.double))
     assert result.confusion[2].tolist() == [[1, 0, 0]] * 3
     assert result.labels.tolist() == [0, 0, 1, 0]
     for items, indptr in ((0, [0]), (2, [0, 0, 0])):
@@ -240,7 +231,7 @@ def test_bitwise_repeatable_over_threads_and_float32_is_close() -> None:
         assert results[0].log_likelihood == other.log_likelihood
     single = dawid_skene(a, max_iterations=6, tolerance=-1, dtype=torch.float32)
     assert single.posterior.dtype == single.confusion.dtype == torch.float32
-    torch.testing.assert_close(single.posterior.double(), results[0].posterior, rtol=0, atol=1e-3)
+    assert_close(single.posterior.double(), results[0].posterior, rtol=0, atol=1e-3)
 
 
 def test_when_it_stops() -> None:
@@ -275,6 +266,7 @@ def test_errors_name_the_argument(options: dict[str, Any], message: str) -> None
         dawid_skene(simulated(2, 20, 200)[0], **options)
 
 
+@pytest.mark.slow
 def test_benchmark(tmp_path: Path) -> None:
     file = tmp_path / "dawid_skene.json"
     options = ["--annotations", "2000", "--iterations", "2", "--threads", "1", "--json", str(file)]

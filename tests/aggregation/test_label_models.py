@@ -11,23 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.crowds import weighted
-from test_dawid_skene import simulated
+from support.compare import assert_close
+from support.crowds import coins, simulated, weighted
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from crowdnal import Annotations, dawid_skene, metrics, mmce, one_coin, worker_clustering
 from crowdnal.aggregation._mmce import _Model
 from crowdnal.simulation import simulate
-
-
-def coins(seed: int = 0) -> tuple[Annotations, Tensor, Tensor]:
-    """(annotations, truth, reliabilities) of 40 annotators who are right with .3 to .95, 4 classes."""
-    reliability = torch.linspace(0.3, 0.95, 40, dtype=torch.double)
-    eye = torch.eye(4, dtype=torch.bool)
-    confusion = torch.where(eye, reliability.view(-1, 1, 1), (1 - reliability.view(-1, 1, 1)) / 3)
-    truth = torch.randint(4, (400,), generator=torch.Generator().manual_seed(seed))
-    return simulate(truth, confusion, annotations_per_item=8, seed=seed), truth, reliability
 
 
 def clustered() -> tuple[Annotations, Tensor, Tensor, Tensor]:
@@ -53,7 +44,7 @@ def test_one_coin_is_crowdkits(iterations: int) -> None:
     probas = aggregation.OneCoinDawidSkene(iterations, tol=-math.inf).fit(frame).probas_
     wanted = torch.from_numpy(probas.loc[range(len(a)), range(4)].to_numpy().copy())
     ours = one_coin(a, max_iterations=iterations, tolerance=-1)
-    torch.testing.assert_close(ours.posterior, wanted, rtol=0, atol=1e-6)
+    assert_close(ours.posterior, wanted, rtol=0, atol=1e-6)
 
 
 def test_one_coin_iteration_by_hand() -> None:
@@ -73,11 +64,11 @@ def test_one_coin_iteration_by_hand() -> None:
         joint[i] *= np.where(np.arange(3) == y, skill[r], (1 - skill[r]) / 2) ** w
     prior = torch.tensor([0.5, 0.0], dtype=torch.double)
     result = one_coin(a, max_iterations=1, smoothing=0.2, reliability_prior=prior)
-    np.testing.assert_allclose(result.posterior, joint / joint.sum(1, keepdims=True))
-    np.testing.assert_allclose(result.confusion.diagonal(dim1=1, dim2=2), np.tile(skill[:, None], 3))
-    np.testing.assert_allclose(result.log_likelihood, [np.log(joint.sum(1)).sum()])
+    assert_close(result.posterior, joint / joint.sum(1, keepdims=True))
+    assert_close(result.confusion.diagonal(dim1=1, dim2=2), np.tile(skill[:, None], 3))
+    assert_close(result.log_likelihood, [np.log(joint.sum(1)).sum()])
     density = (0.7 * np.log(skill) + 0.2 * np.log(1 - skill)).sum()
-    np.testing.assert_allclose(result.objective, [np.log(joint.sum(1)).sum() + density])
+    assert_close(result.objective, [np.log(joint.sum(1)).sum() + density])
 
 
 def test_one_coin_recovers_the_coins() -> None:
@@ -90,7 +81,7 @@ def test_one_coin_recovers_the_coins() -> None:
     told = one_coin(a, gold=gold)
     assert torch.equal(told.posterior[:100], one_hot(truth[:100], 4).double())
     start = one_coin(a, initial_reliability=reliability, max_iterations=1)
-    torch.testing.assert_close(start.confusion.diagonal(dim1=1, dim2=2), reliability.unsqueeze(1).expand(40, 4))
+    assert_close(start.confusion.diagonal(dim1=1, dim2=2), reliability.unsqueeze(1).expand(40, 4))
 
 
 @settings(max_examples=30, deadline=None)
@@ -107,8 +98,8 @@ def test_the_objective_never_decreases(data: st.DataObject, a: Annotations, smoo
     steps = np.diff(result.objective)
     assert len(steps) == 9 and (steps >= -1e-6 * (1 + abs(result.objective[0]))).all(), result.objective
     assert result.posterior.isfinite().all() and result.confusion.isfinite().all()
-    torch.testing.assert_close(result.posterior.sum(1), torch.ones(len(a), dtype=torch.double))
-    torch.testing.assert_close(result.confusion.sum(2), torch.ones(*result.confusion.shape[:2], dtype=torch.double))
+    assert_close(result.posterior.sum(1), torch.ones(len(a), dtype=torch.double))
+    assert_close(result.confusion.sum(2), torch.ones(*result.confusion.shape[:2], dtype=torch.double))
 
 
 # Clusters
@@ -134,9 +125,9 @@ def test_one_cluster_is_one_confusion_for_all() -> None:
     together = Annotations(a.indptr, torch.zeros_like(a.annotator), a.label, num_annotators=1, num_classes=3)
     ours = worker_clustering(a, 1, max_iterations=4, tolerance=-1, smoothing=0.3)
     theirs = dawid_skene(together, max_iterations=4, tolerance=-1, smoothing=0.3)
-    torch.testing.assert_close(ours.posterior, theirs.posterior)
-    torch.testing.assert_close(ours.clusters, theirs.confusion)
-    np.testing.assert_allclose(ours.objective, theirs.objective)
+    assert_close(ours.posterior, theirs.posterior)
+    assert_close(ours.clusters, theirs.confusion)
+    assert_close(ours.objective, theirs.objective)
 
 
 # Minimax conditional entropy
@@ -157,10 +148,10 @@ def test_mmce_objective_and_posterior_by_hand() -> None:
         scores = sigma[r] + tau[i]
         joint[i] += w * (scores[:, y] - np.log(np.exp(scores).sum(1)))
     posterior = np.exp(joint) / np.exp(joint).sum(1, keepdims=True)
-    np.testing.assert_allclose(result.posterior, posterior)
+    assert_close(result.posterior, posterior)
     penalty = 0.5 * (4.5 * (sigma**2).sum() + 10.8 * (tau**2).sum())
     assert result.objective[-1] == pytest.approx(penalty - np.log(np.exp(joint).sum(1)).sum())
-    np.testing.assert_allclose(result.confusion, np.exp(sigma) / np.exp(sigma).sum(2, keepdims=True))
+    assert_close(result.confusion, np.exp(sigma) / np.exp(sigma).sum(2, keepdims=True))
 
 
 def test_mmce_recovers_the_truth_and_its_objective_falls() -> None:
@@ -183,8 +174,8 @@ def test_what_is_legal_and_repeats_bit_by_bit() -> None:
         for items, indptr in ((0, [0]), (2, [0, 0, 0])):
             empty = function(Annotations(indptr, [], [], num_annotators=3, num_classes=2))
             assert empty.posterior.shape == (items, 2)
-            torch.testing.assert_close(empty.posterior, torch.full((items, 2), 0.5, dtype=torch.double))
-    torch.testing.assert_close(one_coin(a).confusion[3], torch.full((3, 3), 1 / 3, dtype=torch.double))
+            assert_close(empty.posterior, torch.full((items, 2), 0.5, dtype=torch.double))
+    assert_close(one_coin(a).confusion[3], torch.full((3, 3), 1 / 3, dtype=torch.double))
     single = Annotations([0, 1], [0], [0], num_annotators=1, num_classes=1)
     assert all(f(single).posterior.tolist() == [[1.0]] for f in (one_coin, mmce))
 

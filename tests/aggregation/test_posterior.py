@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support.compare import assert_close
 
 from crowdnal.aggregation import posterior
 from crowdnal.data import Annotations
@@ -32,19 +33,19 @@ def test_equals_brute_force(num_classes):
             for k in range(num_classes):
                 expected[i, k] *= confusion[ANNOTATOR[n], k, LABEL[n]]
     expected /= expected.sum(-1, keepdim=True)
-    torch.testing.assert_close(posterior(log_probs, confusion, batch()), expected)
+    assert_close(posterior(log_probs, confusion, batch()), expected)
 
 
 def test_item_without_annotations_keeps_its_classifier():
     log_probs, confusion = inputs()
-    torch.testing.assert_close(posterior(log_probs, confusion, batch())[1], log_probs[1].exp())
+    assert_close(posterior(log_probs, confusion, batch())[1], log_probs[1].exp())
 
 
 def test_weight_two_is_the_label_twice_and_weight_zero_none():
     log_probs, confusion = inputs()
     got = posterior(log_probs, confusion, batch(weight=[2.0, 0.0, 1.0, 1.0, 1.0, 1.0]))
     twice = Annotations([0, 2, 2, 5, 6], [0, 0, 1, 1, 0, 2], [1, 1, 2, 2, 1, 0], num_annotators=3, num_classes=3)
-    torch.testing.assert_close(got, posterior(log_probs, confusion, twice))
+    assert_close(got, posterior(log_probs, confusion, twice))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -69,7 +70,7 @@ def test_thousands_of_labels_do_not_underflow():
     labels = Annotations([0, votes], [0] * votes, [0, 1] * (votes // 2), num_annotators=1, num_classes=2)
     confusion = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
     log_probs = torch.tensor([[0.3, 0.7]]).log()
-    torch.testing.assert_close(posterior(log_probs, confusion, labels), torch.tensor([[0.3, 0.7]]), atol=1e-3, rtol=0)
+    assert_close(posterior(log_probs, confusion, labels), torch.tensor([[0.3, 0.7]]), atol=1e-3, rtol=0)
 
 
 def test_bitwise_repeatable_over_threads():
@@ -93,7 +94,7 @@ def test_low_precision_input_gives_float32():
     log_probs, confusion = inputs(dtype=torch.bfloat16)
     result = posterior(log_probs, confusion, batch())
     assert result.dtype == torch.float32
-    torch.testing.assert_close(result.sum(-1), torch.ones(4))
+    assert_close(result.sum(-1), torch.ones(4))
 
 
 def test_no_items():

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from support import coupled
+from support.compare import assert_close
 from support.coupled import C, G, N, R, optimizers
 from torch import Tensor, nn
 
 import crowdnal
 from crowdnal import Annotations, CrowdDataset, simulation
-from crowdnal.ccc.clustering import cluster
+from crowdnal.aggregation.clustering import cluster_matrices
 from crowdnal.ccc.distillation import distill
 from crowdnal.ccc.step import confusion_of
 
@@ -109,29 +110,29 @@ def test_planted_groups_are_found() -> None:
     kinds = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
     who = torch.tensor([2, 0, 1, 1, 0, 2, 2, 0])
     weight = kinds[who] + 0.01 * torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(1))
-    groups = cluster(weight, 3, seed=0)
-    assert groups.tolist() == [0, 1, 2, 2, 1, 0, 0, 1] and torch.equal(groups, cluster(weight, 3, seed=0))
+    groups = cluster_matrices(weight, 3, seed=0)
+    assert groups.tolist() == [0, 1, 2, 2, 1, 0, 0, 1] and torch.equal(groups, cluster_matrices(weight, 3, seed=0))
 
 
 @pytest.mark.parametrize("num_groups", [1, 2, 5, 100])
 def test_fewer_matrices_than_groups(num_groups: int) -> None:
     weight = torch.eye(3).repeat(6, 1, 1)
-    assert cluster(weight, num_groups, seed=0).tolist() == [0] * 6
+    assert cluster_matrices(weight, num_groups, seed=0).tolist() == [0] * 6
     weight[1::2] += 1
-    assert cluster(weight, num_groups, seed=0).tolist() == ([0] * 6 if num_groups == 1 else [0, 1] * 3)
+    assert cluster_matrices(weight, num_groups, seed=0).tolist() == ([0] * 6 if num_groups == 1 else [0, 1] * 3)
 
 
 def test_matrices_that_are_not_finite() -> None:
     weight = torch.eye(3).repeat(6, 1, 1)
     weight[4, 0, 0] = torch.nan
     with pytest.raises(ValueError, match="annotator 4 is not finite"):
-        cluster(weight, 2, seed=0)
+        cluster_matrices(weight, 2, seed=0)
 
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(ImportError, match=r"crowdnal\[train\]"):
-        cluster(torch.randn(5, 2, 2), 2, seed=0)
+        cluster_matrices(torch.randn(5, 2, 2), 2, seed=0)
 
 
 # The run
@@ -195,8 +196,8 @@ def test_prediction_is_the_sum_of_both() -> None:
     ccc = coupled.coupled().eval()
     x = coupled.images()
     p = (ccc.model_a(x).softmax(-1) + ccc.model_b(x).softmax(-1)) / 2
-    torch.testing.assert_close(ccc.predict(x), p)
-    torch.testing.assert_close(ccc(x).exp(), p)
+    assert_close(ccc.predict(x), p)
+    assert_close(ccc(x).exp(), p)
     far = [nn.Sequential(nn.Linear(1, C)) for _ in range(2)]
     for sign, layer in zip((1, -1), far, strict=True):
         nn.init.zeros_(layer[0].weight)
@@ -204,7 +205,7 @@ def test_prediction_is_the_sum_of_both() -> None:
     both = crowdnal.CCC(*(crowdnal.attach(f, crowdnal.CrowdLayer(C, R)) for f in far), num_groups=1)
     assert both(torch.zeros(1, 1)).isfinite().all()
     halves = ccc.model_a.objective.confusion() / 2 + ccc.model_b.objective.confusion() / 2
-    torch.testing.assert_close(ccc.confusion(), halves)
+    assert_close(ccc.confusion(), halves)
 
 
 def test_a_copy_and_a_move_start_without_the_run() -> None:
@@ -308,4 +309,4 @@ def test_data_that_is_refused() -> None:
 
 def test_first_groups_are_those_of_the_matrices() -> None:
     ccc = coupled.coupled()
-    assert torch.equal(ccc.groups[1], cluster(confusion_of(ccc.model_b), G, ccc._seed_of(1)))
+    assert torch.equal(ccc.groups[1], cluster_matrices(confusion_of(ccc.model_b), G, ccc._seed_of(1)))

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from support import coupled
+from support.compare import assert_close
 from support.coupled import C, G, R, expected_correction, optimizers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -206,9 +207,9 @@ def test_grad_scaler(scope: str) -> None:
     given = batch(dtype=torch.float32)
     one = with_scaler.step(given, *optimizers(with_scaler), scaler)
     two = without.step(given, *optimizers(without))
-    torch.testing.assert_close(one.correction_a, two.correction_a, rtol=1e-3, atol=1e-5)
+    assert_close(one.correction_a, two.correction_a, rtol=1e-3, atol=1e-5)
     for x, y in zip(with_scaler.parameters(), without.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-5)
+        assert_close(x, y, rtol=1e-3, atol=1e-5)
     before = [p.detach().clone() for p in with_scaler.parameters()]
     with_scaler.step((given[0] * float("inf"), given[1]), *optimizers(with_scaler), scaler)
     assert all(torch.equal(x, y) for x, y in zip(before, with_scaler.parameters(), strict=True))

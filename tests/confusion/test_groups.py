@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from support import contract
+from support.compare import assert_close
+from support.planted import fit
 from support.small_crowd import C, R, batch, logits_of, perturbed
 from support.wide_crowd import wide_annotations, wide_blobs
-from test_methods import fit
 
 from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, OverparametrizedCrowdLayer, TraceRegularized
 
@@ -26,16 +26,6 @@ MAKERS = {
 }
 
 
-def in_pairs(c, r, *, make, **kwargs):
-    """Annotators 0, 2, ... share a confusion, and 1, 3, ..."""
-    return make(c, r, groups=[i % 2 for i in range(r)], **kwargs)
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_contract_of_groups(name: str) -> None:
-    contract.check({name: partial(in_pairs, make=MAKERS[name])}, name, [*contract.EVERYONE, *contract.CONFUSIONS])
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_group_is_annotators_whose_matrices_are_equal(name):
     groups = torch.tensor([1, 0, 1, 2])
@@ -50,18 +40,18 @@ def test_a_group_is_annotators_whose_matrices_are_equal(name):
                 parameter.copy_(given[key][groups])
         logits = logits_of().requires_grad_()
         losses = [o(logits, batch(True)) for o in (shared, own)]
-        torch.testing.assert_close(*losses)
+        assert_close(*losses)
         grads = [
             torch.autograd.grad(loss.sum(), [logits, *o.parameters()], materialize_grads=True)
             for loss, o in zip(losses, (shared, own), strict=True)
         ]
-        torch.testing.assert_close(grads[0][0], grads[1][0])
+        assert_close(grads[0][0], grads[1][0])
         for got, each in zip(grads[0][1:], grads[1][1:], strict=True):
-            torch.testing.assert_close(got, torch.zeros_like(got).index_add(0, groups, each))
-        torch.testing.assert_close(shared.confusion(), own.confusion())
-        torch.testing.assert_close(shared.reliability(), own.reliability())
+            assert_close(got, torch.zeros_like(got).index_add(0, groups, each))
+        assert_close(shared.confusion(), own.confusion())
+        assert_close(shared.reliability(), own.reliability())
         for method in ("posterior", "log_likelihood"):
-            torch.testing.assert_close(*(getattr(o, method)(logits, batch(True)) for o in (shared, own)))
+            assert_close(*(getattr(o, method)(logits, batch(True)) for o in (shared, own)))
 
 
 def test_sparse_gradients_of_groups():
@@ -71,7 +61,7 @@ def test_sparse_gradients_of_groups():
         for o in (dense, sparse):
             o(logits_of(dtype=torch.float32), batch()).backward()
         assert sparse.annotators.weight.grad.is_sparse
-        torch.testing.assert_close(sparse.annotators.weight.grad.to_dense(), dense.annotators.weight.grad)
+        assert_close(sparse.annotators.weight.grad.to_dense(), dense.annotators.weight.grad)
 
 
 def test_groups_are_saved_and_counted():

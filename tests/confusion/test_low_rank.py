@@ -6,14 +6,16 @@ import inspect
 from functools import partial
 
 import pytest
-import test_systems
 import torch
-from support import contract
+from support import attached
+from support.compare import assert_close
+from support.low_rank import RANK, dense_scores
+from support.memory import Largest
 from support.problems import make_problem
 from support.small_crowd import C, R, batch, perturbed
-from test_methods import Largest
 from torch import Tensor
 
+from crowdnal import metrics
 from crowdnal.confusion import FreeConfusion, LowRankConfusion, LowRankMixture, NormalizedConfusion, StackedConfusion
 from crowdnal.data import Annotations
 from crowdnal.objectives import (
@@ -23,43 +25,14 @@ from crowdnal.objectives import (
     GeoCrowdNet,
     Objective,
     OverparametrizedCrowdLayer,
-    SingleConfusion,
     SoftmaxObjective,
     TraceRegularized,
 )
 from crowdnal.train import InputError
-from crowdnal.train.config import parse_options
-
-RANK = {
-    "crowd-layer": partial(CrowdLayer, rank=2),
-    "crowd-layer-over": partial(OverparametrizedCrowdLayer, rank=2),
-    "crowd-layer-over softmax": partial(OverparametrizedCrowdLayer, rank=2, hidden="softmax"),
-    "trace": partial(TraceRegularized, rank=2),
-    "trace batch": partial(TraceRegularized, rank=1, scope="batch", trace_weight=0.3),
-    "geocrowdnet": partial(GeoCrowdNet, rank=3, volume_weight=0.1),
-    "geocrowdnet W": partial(GeoCrowdNet, rank=2, volume="W", volume_weight=0.3),
-    "geocrowdnet W batch": partial(GeoCrowdNet, rank=2, volume="W", volume_weight=0.3, scope="batch"),
-    "single-confusion": partial(SingleConfusion, rank=2, regularizer="frobenius"),
-}
-
-
-@pytest.mark.parametrize("name", RANK)
-def test_contract_of_low_rank(name: str) -> None:
-    own = contract.OWN_MATRICES[: {"single-confusion": 0, "geocrowdnet W": 1}.get(name)]  # W pulls on everyone's
-    contract.check(RANK, name, [*contract.EVERYONE, *contract.CONFUSIONS, *own])
-
+from crowdnal.train.options import parse_options
+from crowdnal.training import attach
 
 # Low rank
-
-
-def dense_scores(m: LowRankConfusion) -> Tensor:
-    """W [R, C, K]."""
-    annotators, classes, _ = m.left.shape
-    w = torch.zeros(annotators, classes, m.right.shape[2], dtype=m.left.dtype)
-    for k in range(m.diagonal.shape[1]):
-        w[:, k, k] = 1.0
-        w[:, k, k] *= m.diagonal[:, k]
-    return w + torch.einsum("rcm,rmk->rck", m.left, m.right)
 
 
 def dense_mixture(m: LowRankMixture) -> Tensor:
@@ -119,16 +92,16 @@ def test_loss_gradients_and_what_is_shown_equal_the_dense_matrix(link, classes, 
     objective = perturbed(LINKS[link](classes, 6, num_labels=labels, rank=min(2, classes, labels), reduction="none"))
     inputs = [p.scores.requires_grad_(), *objective.parameters()]
     ours, book = objective(inputs[0], p.annotations), term_by_term(objective, inputs[0], p.annotations)
-    torch.testing.assert_close(ours, book)
+    assert_close(ours, book)
     upstream = p.weight
     grads = (torch.autograd.grad(x, inputs, upstream, materialize_grads=True) for x in (ours, book))
-    torch.testing.assert_close(*map(list, grads))
+    assert_close(*map(list, grads))
     low, a = objective.annotators, p.annotations
     shown = dense(low).detach()
-    torch.testing.assert_close(objective.confusion(), shown)
-    torch.testing.assert_close(low.diagonals(), shown.diagonal(dim1=1, dim2=2))
-    torch.testing.assert_close(objective.reliability(), shown.diagonal(dim1=1, dim2=2).mean(-1))
-    torch.testing.assert_close(low.log_likelihoods(a).exp(), shown[a.annotator, :, a.label])
+    assert_close(objective.confusion(), shown)
+    assert_close(low.diagonals(), shown.diagonal(dim1=1, dim2=2))
+    assert_close(objective.reliability(), metrics.reliability(shown))
+    assert_close(low.log_likelihoods(a).exp(), shown[a.annotator, :, a.label])
 
 
 @pytest.mark.parametrize(("classes", "labels"), [(4, 4), (5, 3), (3, 5), (1, 1)])
@@ -150,14 +123,14 @@ def test_sums_over_the_cells_of_a_mixture(classes, labels):
         ),
     }
     for what, (ours, of_full, book) in sums.items():
-        torch.testing.assert_close(ours, book, msg=lambda m, what=what: f"{what}: {m}")
-        torch.testing.assert_close(of_full, book)
+        assert_close(ours, book, where=what)
+        assert_close(of_full, book)
         upstream = torch.randn_like(book)
         grads = (
             torch.autograd.grad(x, list(low.parameters()), upstream, retain_graph=True, materialize_grads=True)
             for x in (ours, book)
         )
-        torch.testing.assert_close(*grads, msg=lambda m, what=what: f"{what}: {m}")
+        assert_close(*grads, where=what)
 
 
 @pytest.mark.parametrize("scope", ["all", "batch"])
@@ -166,7 +139,7 @@ def test_volume_of_low_rank_confusions(scope):
     objective = perturbed(GeoCrowdNet(C, R, volume="W", volume_weight=0.5, scope=scope, rank=2, groups=[0, 1, 0, 0]))
     everyone = dense_mixture(objective.annotators)[[0, 1, 0, 0]][: R if scope == "all" else 3]
     volume = torch.logdet(torch.einsum("rck,rdk->cd", everyone, everyone) / len(everyone))
-    torch.testing.assert_close(objective.penalty(batch()), -0.5 * volume, atol=1e-6, rtol=1e-6)
+    assert_close(objective.penalty(batch()), -0.5 * volume, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -175,7 +148,7 @@ def test_blocks_of_annotators_change_nothing(link, monkeypatch):
     objective = perturbed(LINKS[link](4, 6, num_labels=3, rank=2))
     whole = objective.posterior(p.scores, p.annotations), objective.reliability()
     monkeypatch.setattr("crowdnal.confusion.low_rank.CELLS", 4 * 4 * 2)
-    torch.testing.assert_close((objective.posterior(p.scores, p.annotations), objective.reliability()), whole)
+    assert_close((objective.posterior(p.scores, p.annotations), objective.reliability()), whole)
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -195,10 +168,10 @@ def test_derivatives_of_second_order(link):
 @pytest.mark.parametrize("link", ["scores", "two", "two softmax"])
 def test_start_of_the_softmax_link_is_the_identity(link):
     low, full = LINKS[link](5, 3, num_labels=4, rank=2), LINKS[link](5, 3, num_labels=4)
-    torch.testing.assert_close(low.confusion(), full.confusion())
+    assert_close(low.confusion(), full.confusion())
     logits = torch.randn(3, 5)
     some = Annotations([0, 2, 3, 3], [0, 1, 2], [1, 3, 0], num_annotators=3, num_classes=4)
-    torch.testing.assert_close(low(logits, some), full(logits, some))
+    assert_close(low(logits, some), full(logits, some))
     low(logits, some).backward()
     for name, p in low.named_parameters():  # U has none as long as V is 0
         assert (p.grad.abs().sum() > 0) == (not name.endswith("left")), name
@@ -209,7 +182,7 @@ def test_start_of_the_mixture_is_near_the_identity_and_habits_part():
     objective = TraceRegularized(4, 3, rank=2)
     a = torch.tensor(3.0).sigmoid()
     start = (a * torch.eye(4) + (1 - a) / 4).expand(3, 4, 4)
-    torch.testing.assert_close(objective.confusion(), start, rtol=0.3, atol=0)
+    assert_close(objective.confusion(), start, rtol=0.3, atol=0)
     some = Annotations([0, 2, 3], [0, 1, 2], [1, 3, 0], num_annotators=3, num_classes=4)
     objective(torch.randn(2, 4), some).backward()
     profile, choice = objective.annotators.profile.grad, objective.annotators.choice.grad
@@ -317,7 +290,6 @@ def test_options_of_the_command_line():
     ],
     ids=["F", "W", "trace", "over"],
 )
-def test_torch_func_and_compile(make, monkeypatch):
-    monkeypatch.setattr(test_systems, "ATTACHED", {"this": make})
-    test_systems.test_functional_call_and_func_grad("this")
-    test_systems.test_compiled_step_equals_eager_and_is_compiled_once("this")
+def test_torch_func_and_compile(make):
+    attached.check_functional_call(attach(attached.mlp(), make(attached.C, attached.R)))
+    attached.check_compiled(attach(attached.mlp(), make(attached.C, attached.R)))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-import test_joint_ops
-import test_ops
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from support import op_checks
 from support.attached import ATTACHED, C, R, check_compiled, labels, mlp
+from support.compare import assert_close, assert_same
+from support.cuda import DEVICE, SIZES, each_op, on_device, ops, spread, to_device
 from support.long_segments import OUTPUTS, WHERE, check_long_segments
-from support.op_checks import as_tuple, check_both_orders, leaf, to_float
+from support.op_arguments import ALL, MIXTURE, NORMALIZATIONS, PAIRS, far_below_zero, of_every_kind
+from support.op_checks import as_tuple, check_both_orders, fast, leaf, to_float
 from support.pairs import impossible, make_pairs, pairs
 from support.problems import Problem, make_problem, problems
 from torch import Tensor
@@ -25,51 +25,12 @@ from crowdnal import reference
 from crowdnal.data import Annotations
 from crowdnal.training import attach
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
 pytestmark = pytest.mark.cuda
-ops = torch.ops.crowdnal
-DEVICE = "cuda"
-KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
-SOFTMAX = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward"]
-MIXTURE = ["mixture_link", "mixture_link_backward"]
-JOINT = ["evidence", "counts", "joint_link", "joint_link_backward", "em_step"]
-PAIRS = ["pair_confusion", "pair_confusion_backward"]
-LISTS: dict[str, Callable[..., list[tuple[Any, ...]]]] = {
-    **dict.fromkeys(SOFTMAX + MIXTURE, test_ops.arguments),
-    **dict.fromkeys(JOINT, test_joint_ops.arguments),
-    **dict.fromkeys(PAIRS, lambda p, name, kind=0: make_pairs(p, 2).arguments(name)),
-}
-# (B, R, C, K, annotations an item): every tier, long segments, many annotators
-SIZES = [
-    (0, 3, 2, 2, 1),
-    (64, 9, 8, 8, 6),
-    (3, 1, 5, 7, 4000),
-    (200, 40, 18, 30, 5),
-    (40, 5, 33, 130, 9),
-    (500, 2000, 9, 10, 5),
-]
-fast = settings(max_examples=15, deadline=None)
-each_op = pytest.mark.parametrize("name", LISTS)
-
-
-def to_device(args: Any, device: str = DEVICE) -> Any:
-    return tuple(a.to(device) if isinstance(a, Tensor) else a for a in args)
-
-
-def on_device(name: str) -> Callable[..., tuple[Tensor, ...]]:
-    """The op on the device, for arguments and results on the CPU."""
-    return lambda *args: to_device(as_tuple(getattr(ops, name)(*to_device(args))), "cpu")
-
-
-def arguments(name: str, problem: Problem) -> list[tuple[Any, ...]]:
-    kinds = KINDS if "mixture" in name or "joint" in name else (reference.SOFTMAX,)
-    return [args for kind in kinds for args in LISTS[name](problem, name, kind)]
 
 
 def test_cuda_is_native() -> None:
     assert crowdnal.backend()["cuda"] == "native"
-    assert all(torch._C._dispatch_has_kernel_for_dispatch_key(f"crowdnal::{name}", "CUDA") for name in LISTS)
+    assert all(torch._C._dispatch_has_kernel_for_dispatch_key(f"crowdnal::{name}", "CUDA") for name in ALL)
 
 
 # Values
@@ -79,7 +40,7 @@ def test_cuda_is_native() -> None:
 @fast
 @given(problem=problems(max_matrices=60_000))
 def test_op_equals_reference(name: str, problem: Problem) -> None:
-    for args in arguments(name, problem):
+    for args in of_every_kind(problem, name):
         op_checks.check_values(on_device(name), getattr(reference, name), args)
         op_checks.check_float_error(on_device(name), getattr(reference, name), args)
 
@@ -93,26 +54,17 @@ def test_pairs_of_every_scale_equal_reference(name: str, case: Any) -> None:
 
 
 @pytest.mark.parametrize("per_item", [2, 40])
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", NORMALIZATIONS[1:])
 def test_stored_values_far_below_zero(kind: int, per_item: int) -> None:
-    problem = make_problem(12, 4, 5, 20, per_item, seed=4)
-    problem.confusion[0, :, 0] = -110.0
-    problem.confusion[1, 2] -= 120.0
-    problem.confusion[2] = 40 * problem.confusion[2] - 200.0
-    problem.confusion[3] *= 30.0
     for name in [*MIXTURE, "joint_link", "joint_link_backward"]:
-        for args in LISTS[name](problem, name, kind):
-            truth = as_tuple(getattr(reference, name)(*args))
-            for inputs, tolerance in ((args, 1e-9), (to_float(args), 2e-4)):
-                for ours, wanted in zip(on_device(name)(*inputs), truth, strict=True):
-                    torch.testing.assert_close(ours.double(), wanted, rtol=tolerance, atol=tolerance)
+        op_checks.check_far_below_zero(on_device(name), name, kind, far_below_zero(20, per_item))
 
 
 @each_op
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_bitwise_equal_over_runs_streams_and_layouts(name: str, sizes: tuple[int, ...]) -> None:
     op = getattr(ops, name)
-    for args in arguments(name, make_problem(*sizes, seed=3)):
+    for args in of_every_kind(make_problem(*sizes, seed=3), name):
         for dtyped in (to_device(args), to_device(to_float(args))):
             first = as_tuple(op(*dtyped))
             stream = torch.cuda.Stream()
@@ -122,13 +74,7 @@ def test_bitwise_equal_over_runs_streams_and_layouts(name: str, sizes: tuple[int
             torch.cuda.current_stream().wait_stream(stream)
             strided = tuple(spread(a) for a in dtyped)
             for other in [*others, as_tuple(op(*strided))]:
-                assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def spread(tensor: Any) -> Any:
-    if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-        return tensor
-    return tensor.repeat_interleave(2, dim=-1)[..., ::2]
+                assert_same(other, first, "output")
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -139,7 +85,7 @@ def test_long_segments_lose_no_accuracy(name: str, where: str) -> None:
 
 @each_op
 def test_opcheck(name: str) -> None:
-    for args in arguments(name, make_problem(5, 4, 3, 3, 3, seed=1)):
+    for args in of_every_kind(make_problem(5, 4, 3, 3, 3, seed=1), name):
         op_checks.check_opcheck(getattr(ops, name), to_device(args), differentiable=name != "em_step")
 
 
@@ -174,10 +120,10 @@ def test_every_dtype_is_accumulated_in_single_precision_at_least(dtype: torch.dt
     exact = [leaf(t.detach().double()) for t in inputs]
     wanted = F.crowd_cross_entropy(*exact, a)
     wanted.backward()
-    torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-6)
+    assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-6)
     for ours, truth in zip(inputs, exact, strict=True):
         assert ours.grad is not None and truth.grad is not None and ours.grad.dtype == dtype
-        torch.testing.assert_close(ours.grad, truth.grad.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+        assert_close(ours.grad, truth.grad.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 def test_sparse_gradients() -> None:
@@ -188,7 +134,7 @@ def test_sparse_gradients() -> None:
         F.crowd_cross_entropy(scores, w, a, sparse_grad=sparse).backward()
         assert w.grad is not None
         grads.append(w.grad.to_dense())
-    torch.testing.assert_close(*grads)
+    assert_close(*grads)
 
 
 @pytest.mark.parametrize("objective", ATTACHED)
@@ -205,7 +151,7 @@ def test_attached_models_train_as_on_the_cpu(objective: str) -> None:
             loss.backward()
             optimizer.step()
         losses.append(loss.detach().cpu())
-    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
+    assert_close(*losses, rtol=1e-4, atol=1e-5)
 
 
 def test_compiled_step_equals_eager_and_is_compiled_once() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.compare import assert_close, assert_same
+from support.cuda import DEVICE, SIZES, on_device, ops, spread, to_device
 from support.halves import DTYPES, READERS, check_every_number, check_half, half_problem, halved
+from support.op_arguments import of_every_kind
 from support.op_checks import as_tuple, leaf
 from support.problems import make_problem
-from test_cuda import DEVICE, SIZES, arguments, on_device, ops, spread, to_device
 
 import crowdnal.functional as F
 
@@ -20,7 +22,7 @@ LOSSES = (F.crowd_cross_entropy, F.crowd_mixture_nll, F.crowd_marginal_nll)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("name", READERS)
 def test_ops_compute_in_single(name: str, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
-    for args in arguments(name, half_problem(sizes, dtype)):
+    for args in of_every_kind(half_problem(sizes, dtype), name):
         check_half(on_device(name), name, args, dtype, exact=False)
 
 
@@ -28,19 +30,18 @@ def test_ops_compute_in_single(name: str, sizes: tuple[int, ...], dtype: torch.d
 @pytest.mark.parametrize("sizes", SIZES[1:4], ids=str)
 @pytest.mark.parametrize("name", READERS)
 def test_bitwise_equal_over_runs_and_layouts(name: str, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
-    for args in arguments(name, half_problem(sizes, dtype)):
+    for args in of_every_kind(half_problem(sizes, dtype), name):
         given = to_device(halved(name, args, dtype))
         first = as_tuple(getattr(ops, name)(*given))
         for again in (given, tuple(spread(a) for a in given)):
-            out = as_tuple(getattr(ops, name)(*again))
-            assert all(torch.equal(a, b) for a, b in zip(first, out, strict=True))
+            assert_same(as_tuple(getattr(ops, name)(*again)), first, "output")
 
 
 @dtypes
 def test_every_number_is_read_as_it_is(dtype: torch.dtype) -> None:
-    check_every_number(lambda *args: on_device("evidence")(*args)[0], dtype)
+    check_every_number(lambda *args: on_device("label_log_likelihood")(*args)[0], dtype)
     table, chosen = torch.randn(7, 5, 9).to(dtype), torch.tensor([6, 0, 0, 3])
-    assert torch.equal(on_device("select")(table, chosen)[0], table[chosen])
+    assert_same(on_device("select")(table, chosen)[0], table[chosen])
 
 
 @dtypes
@@ -68,12 +69,12 @@ def test_gradients_have_the_dtype_of_their_leaf(sparse: bool, dtype: torch.dtype
             loss(scores.log_softmax(1), w, a, **options).backward()  # type: ignore[arg-type]
         assert low.grad is not None and high.grad is not None and low.grad.dtype == dtype
         eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(low.grad.to_dense(), high.grad.to_dense().to(dtype), rtol=2 * eps, atol=1e-6)
+        assert_close(low.grad.to_dense(), high.grad.to_dense().to(dtype), rtol=2 * eps, atol=1e-6)
 
 
 @dtypes
 def test_opcheck(dtype: torch.dtype) -> None:
     for name in READERS:
-        for args in arguments(name, half_problem((5, 4, 3, 3, 3), dtype)):
+        for args in of_every_kind(half_problem((5, 4, 3, 3, 3), dtype), name):
             given = to_device(halved(name, args, dtype))
             torch.library.opcheck(getattr(ops, name).default, given, test_utils=("test_schema", "test_faketensor"))

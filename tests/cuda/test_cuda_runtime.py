@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import test_ops
 import torch
 from support.attached import ATTACHED, C, R, labels, mlp
+from support.compare import assert_close, assert_same
+from support.cuda import DEVICE, each_op, ops, to_device
 from support.halves import READERS, halved
+from support.op_arguments import ALL, arguments, of_every_kind
 from support.op_checks import as_tuple, leaf, to_float
 from support.problems import make_problem
-from test_cuda import DEVICE, LISTS, arguments, each_op, ops, to_device
 from torch import Tensor
 
 import crowdnal
@@ -36,7 +37,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize("sizes", [(64, 9, 8, 8, 6), (9, 3, 5, 7, 4000)], ids=str)
 def test_a_cuda_graph_captures_the_op(name: str, sizes: tuple[int, ...]) -> None:
     op = getattr(ops, name)
-    for args in arguments(name, make_problem(*sizes, seed=3)):
+    for args in of_every_kind(make_problem(*sizes, seed=3), name):
         args = to_device(to_float(args))
         warm = torch.cuda.Stream()
         warm.wait_stream(torch.cuda.current_stream())
@@ -50,7 +51,7 @@ def test_a_cuda_graph_captures_the_op(name: str, sizes: tuple[int, ...]) -> None
         for factor in (0.5, 1.5):  # other values in the same memory
             values.mul_(factor)
             graph.replay()
-            assert all(torch.equal(a, b) for a, b in zip(captured, as_tuple(op(*args)), strict=True))
+            assert_same(captured, as_tuple(op(*args)), "output")
 
 
 @pytest.mark.parametrize("objective", ATTACHED)
@@ -83,7 +84,7 @@ def test_a_cuda_graph_captures_a_training_step(objective: str) -> None:
         run()
         after.append({name: value.clone() for name, value in model.state_dict().items()})
     assert any(not torch.equal(value, start[name]) for name, value in after[0].items())
-    torch.testing.assert_close(*after, rtol=1e-5, atol=1e-6)
+    assert_close(*after, rtol=1e-5, atol=1e-6)
 
 
 def test_a_training_step_does_not_wait_for_the_device() -> None:
@@ -105,7 +106,7 @@ def test_a_training_step_does_not_wait_for_the_device() -> None:
 def test_arguments_on_another_device_are_refused() -> None:
     p = make_problem(6, 4, 3, 3, 4, seed=2)
     for position in range(6):
-        args = list(to_device(test_ops.arguments(p, "mix")[0]))
+        args = list(to_device(arguments(p, "mix")[0]))
         args[position] = args[position].cpu()
         with pytest.raises(RuntimeError, match="not on the device of the other arguments"):
             ops.mix(*args)
@@ -114,10 +115,10 @@ def test_arguments_on_another_device_are_refused() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @each_op
 def test_the_second_device_is_used_whichever_is_current(name: str) -> None:
-    for args in arguments(name, make_problem(64, 9, 8, 8, 6, seed=3)):
+    for args in of_every_kind(make_problem(64, 9, 8, 8, 6, seed=3), name):
         here, there = (as_tuple(getattr(ops, name)(*to_device(args, f"cuda:{i}"))) for i in (0, 1))
         assert all(t.device.index == 1 for t in there) and torch.cuda.current_device() == 0
-        assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(here, there, strict=True))
+        assert_same(to_device(there, "cpu"), to_device(here, "cpu"), "output")
 
 
 def test_index_out_of_range_is_an_assertion_on_the_device() -> None:
@@ -143,7 +144,7 @@ def test_more_elements_than_32_bits_count() -> None:
     scores = torch.randn(1, 60, device=DEVICE)
     assert torch.equal(ops.mix(scores, confusion, *index), scores)
     grad = ops.mix_annotators(scores, scores, *index, sizes[0])
-    torch.testing.assert_close(grad[-1], scores.T @ scores)
+    assert_close(grad[-1], scores.T @ scores)
     assert not grad[:-1].any()
 
 
@@ -166,8 +167,8 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
 
 def every_op_once() -> None:
     for sizes in ((6, 3, 3, 4, 4), (5, 2, 33, 40, 9), (2, 2, 130, 129, 9)):
-        for name in LISTS:
-            for args in arguments(name, make_problem(*sizes, seed=1)):
+        for name in ALL:
+            for args in of_every_kind(make_problem(*sizes, seed=1), name):
                 getattr(ops, name)(*to_device(to_float(args)))
                 if name in READERS:
                     getattr(ops, name)(*to_device(halved(name, args, torch.bfloat16)))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import test_transforms
 import torch
-from support.op_checks import check_float_error
-from support.pairs import check_huge_values, make_pairs
+from support import transform_checks
+from support.compare import assert_close
+from support.cuda import DEVICE, on_device, to_device
+from support.op_arguments import PAIRS
+from support.op_checks import check_float_error, check_huge_values
+from support.pairs import make_pairs
 from support.problems import Problem, make_problem
-from test_cuda import DEVICE, PAIRS, on_device, to_device
 from torch import Tensor
 
 import crowdnal.functional as F
@@ -34,17 +36,17 @@ def problem() -> Problem:
 
 @each_loss
 def test_functorch_transforms_agree_with_autograd(problem: Problem, which: int) -> None:
-    test_transforms.test_functorch_transforms_agree_with_autograd(problem, which)
+    transform_checks.check_against_autograd(problem, which)
 
 
 @each_loss
 @pytest.mark.parametrize("in_dims", [(0, None), (None, 2), (1, 0)])
 def test_vmap_equals_a_loop(problem: Problem, which: int, in_dims: tuple[int | None, int | None]) -> None:
-    test_transforms.test_vmap_equals_a_loop(problem, which, in_dims)
+    transform_checks.check_vmap(problem, which, in_dims)
 
 
 def test_raw_ops_are_never_silent_in_forward_mode(problem: Problem) -> None:
-    test_transforms.test_raw_ops_are_never_silent_in_forward_mode(problem)
+    transform_checks.check_raw_ops_in_forward_mode(problem)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -61,8 +63,7 @@ def test_impossible_labels(labels: int) -> None:
     p.shared[:, 1:] = -torch.inf
     args = (p.scores, p.confusion, p.shared, None, None, *p.index, p.annotations.label, False)
     ours = on_device("softmax_link")(*args)
-    for got, wanted in zip(ours[1:], reference.softmax_link(*args)[1:], strict=True):
-        torch.testing.assert_close(got, wanted)
+    assert_close(list(ours[1:]), list(reference.softmax_link(*args)[1:]), where="nll, probs")
 
 
 def most_bytes(loss: Tensor, before: int) -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compare import assert_close
 from support.crowds import NAN, assert_equal, build, to_rows, weighted
 
 from crowdnal.data import Annotations, Vocabulary, as_annotations, concat
@@ -26,7 +27,7 @@ def test_item_order_counts_votes(a: Annotations) -> None:
         plain[i, y] += 1
         total[i, y] += weight[n]
     np.testing.assert_array_equal(a.votes(weighted=False).numpy(), plain)
-    np.testing.assert_allclose(a.votes().numpy(), total, rtol=1e-6)
+    assert_close(a.votes().numpy(), total, rtol=1e-6)
     assert len(a) == a.num_items == len(rows) == len(list(a))
 
 

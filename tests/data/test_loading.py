@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.compare import assert_close
 from support.crowds import assert_equal, crowd
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,7 +47,7 @@ def test_moves_to_a_gpu_without_waiting() -> None:
     assert_equal(b.to("cpu"), a)
     assert torch.equal(item.cpu(), a.item) and torch.equal(order.cpu(), a.order)
     assert_equal(b[[3, 1]].to("cpu"), a[[3, 1]])
-    torch.testing.assert_close(b.votes().cpu(), a.votes())
+    assert_close(b.votes().cpu(), a.votes())
     assert torch.equal(b.votes(), b.votes())
     dense = Annotations.from_dense(a.select(a.order == 0).to_dense().cuda(), num_classes=3)
     assert dense.device.type == "cuda"
@@ -187,7 +188,7 @@ def test_one_compilation_for_any_number_of_annotations(prepare: bool, weight: bo
         scores = torch.randn(24, 3)
         result = function(scores, a)
         assert (a._item is None) == (a._order is None) == (not prepare)
-        torch.testing.assert_close(result, step(scores, a))
+        assert_close(result, step(scores, a))
         sizes.add(a.num_annotations)
     assert len(sizes) > 4 and counter.frame_count == 1
 
@@ -198,7 +199,7 @@ def test_one_compilation_for_any_number_of_items() -> None:
     for size in (9, 20, 33, 60):
         scores = torch.randn(size, 3)
         torch._dynamo.maybe_mark_dynamic(scores, 0)
-        torch.testing.assert_close(function(scores, whole[:size]), step(scores, whole[:size]))
+        assert_close(function(scores, whole[:size]), step(scores, whole[:size]))
     assert counter.frame_count == 1
 
 
@@ -208,4 +209,4 @@ def test_inductor_agrees() -> None:
     for items in (12, 5):
         a, scores = crowd(items), torch.randn(items, 3)
         torch._dynamo.maybe_mark_dynamic(scores, 0)
-        torch.testing.assert_close(function(scores, a), step(scores, a))
+        assert_close(function(scores, a), step(scores, a))

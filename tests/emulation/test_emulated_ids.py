@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-import test_joint_ops
-import test_ops
 from support.emulated import Emulated
-from support.pairs import make_pairs
+from support.op_arguments import arguments
 from support.problems import make_problem
 
 from crowdnal import reference
 from crowdnal.ops import SCHEMAS
+
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
 
 READ = {
     "mix": ("item", "annotator"),
@@ -21,15 +21,10 @@ READ = {
     "softmax_link": ("item", "annotator", "label"),
     "mixture_link": ("item", "annotator", "label"),
     "joint_link": ("annotator", "label"),
-    "evidence": ("annotator", "label"),
-    "counts": ("annotator",),
+    "label_log_likelihood": ("annotator", "label"),
+    "label_counts": ("annotator",),
     "em_step": ("annotator", "label"),
     "pair_confusion": ("item", "annotator", "label"),
-}
-ARGUMENTS = {
-    **dict.fromkeys(("mix", "mix_items", "mix_annotators", "softmax_link", "mixture_link"), test_ops.arguments),
-    **dict.fromkeys(("joint_link", "evidence", "counts", "em_step"), test_joint_ops.arguments),
-    "pair_confusion": lambda p, name, kind: make_pairs(p, 2).arguments(name),
 }
 CASES = [(name, tensor) for name, tensors in READ.items() for tensor in tensors]
 
@@ -40,7 +35,7 @@ def test_an_id_out_of_range_is_an_assertion(emulated: Emulated, name: str, tenso
     problem = make_problem(*sizes, seed=5)
     position = re.findall(r"(\w+)[,)]", SCHEMAS[name].partition("->")[0]).index(tensor)
     for bad, place in ((-1, 0), (10**6, -1)):  # where `order` still sorts the annotators
-        for args in ARGUMENTS[name](problem, name, reference.NONE):
+        for args in arguments(problem, name, reference.NONE):
             changed = [*args[:position], args[position].clone(), *args[position + 1 :]]
             changed[position][problem.annotations.order[place]] = bad
             with pytest.raises(RuntimeError, match="assertion failed"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_close
 from support.losses import losses
 from support.op_checks import check_both_orders, leaf
 from support.problems import Problem, make_problem
@@ -19,6 +20,7 @@ from crowdnal.functional._autograd.softmax_link import SoftmaxLink, SoftmaxLinkB
 
 REDUCTIONS = ["mean", "sum", "none", "item_mean"]
 NORMALIZATIONS = ["none", "softmax", "softplus"]
+pytestmark = pytest.mark.usefixtures("op_kernels")
 
 
 @pytest.fixture
@@ -106,11 +108,11 @@ def test_values_are_those_of_the_definition(problem: Problem) -> None:
             r, y = int(a.annotator[n]), int(a.label[n])
             h = p.scores[i] @ p.confusion[r] + p.shared[i]
             loss = F.crowd_cross_entropy(p.scores, p.confusion, a, shared=p.shared, reduction="none")
-            torch.testing.assert_close(loss[n], -torch.log(h.exp()[y] / h.exp().sum()))
+            assert_close(loss[n], -torch.log(h.exp()[y] / h.exp().sum()))
             softplus = torch.nn.functional.softplus(p.confusion[r])
             matrix = softplus / softplus.sum(1, keepdim=True)
             loss = F.crowd_mixture_nll(p.scores.log_softmax(1), p.stored, a, normalization="softplus", reduction="none")
-            torch.testing.assert_close(loss[n], -torch.log(p.scores[i].softmax(0) @ matrix[:, y]))
+            assert_close(loss[n], -torch.log(p.scores[i].softmax(0) @ matrix[:, y]))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -123,11 +125,11 @@ def test_reductions(problem: Problem, weighted: bool) -> None:
     ):
         nll = each(p.scores, p.confusion)
         assert nll.shape == (a.num_annotations,)
-        torch.testing.assert_close(total(p.scores, p.confusion), nll.sum())
-        torch.testing.assert_close(mean(p.scores, p.confusion), nll.sum() / weight.sum())
+        assert_close(total(p.scores, p.confusion), nll.sum())
+        assert_close(mean(p.scores, p.confusion), nll.sum() / weight.sum())
         items = [slice(int(a.indptr[i]), int(a.indptr[i + 1])) for i in range(a.num_items)]
         means = [nll[s].sum() / weight[s].sum() for s in items if s.stop > s.start]
-        torch.testing.assert_close(item(p.scores, p.confusion), torch.stack(means).mean())
+        assert_close(item(p.scores, p.confusion), torch.stack(means).mean())
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -177,13 +179,13 @@ def test_upstream_gradients(problem: Problem) -> None:
             ours = torch.autograd.grad(loss(scores, confusion), (scores, confusion), given)
             summed = torch.autograd.grad((loss(scores, confusion) * given).sum(), (scores, confusion))
             for a, b in zip(ours, summed, strict=True):
-                torch.testing.assert_close(a, b)
+                assert_close(a, b)
     for loss in losses(p, "mean"):
         scores = leaf(p.scores)
         value = loss(scores, p.confusion)
         (once,) = torch.autograd.grad(value, scores, retain_graph=True)
         (again,) = torch.autograd.grad(3 * value, scores)
-        torch.testing.assert_close(again, 3 * once)
+        assert_close(again, 3 * once)
 
 
 @pytest.mark.parametrize("which", ["scores", "confusion"])
@@ -206,18 +208,19 @@ def test_low_precision_inputs_are_computed_in_float32(problem: Problem, dtype: t
         scores, confusion = leaf(problem.scores.to(dtype)), leaf(problem.confusion.to(dtype))
         value = loss(scores, confusion.float())
         assert value.dtype == torch.float32
-        torch.testing.assert_close(value.double(), loss(scores.double(), confusion.double()), rtol=1e-5, atol=1e-5)
+        assert_close(value.double(), loss(scores.double(), confusion.double()), rtol=1e-5, atol=1e-5)
         (grad,) = torch.autograd.grad(value, scores)
         assert grad.dtype == dtype and grad.isfinite().all()
 
 
+@pytest.mark.installed_kernels
 def test_autocast_computes_the_loss_in_float32(problem: Problem) -> None:
     p = problem
     scores, confusion = p.scores.float(), p.confusion.float()
     for loss in losses(p, "mean"):
         with torch.autocast("cpu", torch.bfloat16):
             inside = loss(scores, confusion)
-        torch.testing.assert_close(inside, loss(scores, confusion), rtol=1e-6, atol=1e-6)
+        assert_close(inside, loss(scores, confusion), rtol=1e-6, atol=1e-6)
         assert inside.dtype == torch.float32
         with torch.autocast("cpu", torch.bfloat16):
             raw = torch.ops.crowdnal.mix(scores.bfloat16(), confusion, *p.index)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import op_checks
+from support.compare import assert_close
 from support.op_checks import leaf
 from support.problems import Problem, make_problem
 from torch import Tensor
@@ -36,7 +37,7 @@ def small() -> Problem:
 @pytest.mark.parametrize("weighted", [True, False])
 def test_statistics_to_second_order(problem: Problem, weighted: bool) -> None:
     a = problem.annotations
-    for function, values in ((F.evidence, problem.stored), (F.label_counts, problem.scores)):
+    for function, values in ((F.label_log_likelihood, problem.stored), (F.label_counts, problem.scores)):
         if weighted:
             inputs = (leaf(values), leaf(problem.weight))
             op_checks.check_both_orders(lambda v, w, f=function: f(v, a, weight=w), inputs)
@@ -78,7 +79,7 @@ def test_functorch_transforms_agree_with_autograd(problem: Problem) -> None:
     rev, fwd = torch.func.jacrev, torch.func.jacfwd
     each = [lambda f, n, a=a, b=b: a(b(f, n), n) for a, b in ((rev, rev), (rev, fwd), (fwd, rev))]
     for hessian in each:
-        torch.testing.assert_close(hessian(loss, 1)(problem.scores, problem.stored), wanted)
+        assert_close(hessian(loss, 1)(problem.scores, problem.stored), wanted)
 
 
 @pytest.mark.parametrize("in_dims", [(0, None, None), (None, 2, 0), (1, 0, None)])
@@ -105,7 +106,7 @@ def test_vmap_equals_a_loop(problem: Problem, in_dims: tuple[int | None, ...]) -
             for v in range(3)
         ]
         for ours, *wanted in zip(op_checks.as_tuple(torch.vmap(function, in_dims)(*inputs)), *each, strict=True):
-            torch.testing.assert_close(ours, torch.stack(wanted))
+            assert_close(ours, torch.stack(wanted))
 
 
 @pytest.mark.parametrize(("reduction", "backend"), [("mean", "inductor"), ("none", "aot_eager")])
@@ -114,7 +115,7 @@ def test_compiled_step_equals_eager_without_recompiles(reduction: Any, backend: 
         prior = (features @ linear).log_softmax(1)
         nll = F.crowd_marginal_nll(prior, confusion, annotations, reduction=reduction).sum()
         posterior = F.crowd_posterior(prior, confusion, annotations, normalization="softplus")
-        return nll + F.evidence(F.label_counts(posterior, annotations), annotations).square().sum()
+        return nll + F.label_log_likelihood(F.label_counts(posterior, annotations), annotations).square().sum()
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
@@ -124,9 +125,9 @@ def test_compiled_step_equals_eager_without_recompiles(reduction: Any, backend: 
         features = torch.randn(16, 5, dtype=torch.double)
         parameters = [torch.randn(5, 4, dtype=torch.double, requires_grad=True), leaf(p.stored)]
         values = [function(features, *parameters, p.annotations) for function in (compiled, step)]
-        torch.testing.assert_close(*values)
+        assert_close(*values)
         for ours, wanted in zip(*(torch.autograd.grad(v, parameters) for v in values), strict=True):
-            torch.testing.assert_close(ours, wanted)
+            assert_close(ours, wanted)
     assert counter.frame_count == 1
 
 
@@ -147,14 +148,14 @@ def test_equals_brute_force(problem: Problem, normalization: Any) -> None:
         for n in range(int(a.indptr[i]), int(a.indptr[i + 1])):
             joint = joint * probability[a.annotator[n], a.label[n]] ** p.weight[n]
             counts[a.annotator[n], a.label[n]] += p.weight[n] * posterior[i]
-        torch.testing.assert_close(nll[i], -joint.sum().log())
-        torch.testing.assert_close(posterior[i], joint / joint.sum())
-    torch.testing.assert_close(F.label_counts(posterior, a, weight=p.weight), counts)
+        assert_close(nll[i], -joint.sum().log())
+        assert_close(posterior[i], joint / joint.sum())
+    assert_close(F.label_counts(posterior, a, weight=p.weight), counts)
     assert (a.counts == 0).any()
     total = F.crowd_marginal_nll(prior, confusion, a, normalization=normalization, weight=p.weight, reduction="sum")
     mean = F.crowd_marginal_nll(prior, confusion, a, normalization=normalization, weight=p.weight)
-    torch.testing.assert_close(total, nll.sum())
-    torch.testing.assert_close(mean, nll.sum() / (a.counts > 0).sum())
+    assert_close(total, nll.sum())
+    assert_close(mean, nll.sum() / (a.counts > 0).sum())
     a.weight = p.weight
     assert torch.equal(F.crowd_marginal_nll(prior, confusion, a, normalization=normalization), mean)
     assert torch.equal(F.label_counts(posterior, a), F.label_counts(posterior, a, weight=p.weight))
@@ -170,8 +171,11 @@ def test_no_annotations_is_zero_loss_and_zero_gradient(num_items: int) -> None:
         assert value.item() == 0
         assert scores.grad is not None and scores.grad.eq(0).all()
         assert confusion.grad is not None and confusion.grad.eq(0).all()
-    torch.testing.assert_close(F.crowd_posterior(p.scores, p.stored, p.annotations), p.scores.softmax(1))
-    assert F.label_counts(p.scores, p.annotations).eq(0).all() and F.evidence(p.stored, p.annotations).eq(0).all()
+    assert_close(F.crowd_posterior(p.scores, p.stored, p.annotations), p.scores.softmax(1))
+    assert (
+        F.label_counts(p.scores, p.annotations).eq(0).all()
+        and F.label_log_likelihood(p.stored, p.annotations).eq(0).all()
+    )
 
 
 def impossible() -> tuple[Annotations, Tensor]:
@@ -188,7 +192,7 @@ def test_impossible_classes() -> None:
     assert posterior.tolist() == [[0, 0], [0, 1], [0, 1]]
     nll = F.crowd_marginal_nll(prior, confusion, labels, normalization="none", reduction="none")
     assert nll[0] == math.inf
-    torch.testing.assert_close(nll[1:], torch.full((2,), math.log(2), dtype=torch.double))
+    assert_close(nll[1:], torch.full((2,), math.log(2), dtype=torch.double))
     grads = torch.autograd.grad(nll[1:].sum() + posterior.square().sum(), (prior, confusion), create_graph=True)
     second = torch.autograd.grad(sum(g.square().sum() for g in grads), (prior, confusion))
     assert all(g.isfinite().all() for g in (*grads, *second))
@@ -198,7 +202,7 @@ def test_weight_zero_of_an_impossible_label_changes_nothing() -> None:
     labels, confusion = impossible()
     weight = leaf(torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0]))
     prior = torch.full((3, 2), 0.5, dtype=torch.double).log()
-    assert F.evidence(confusion, labels, weight=weight).tolist() == [[-math.inf, 0], [-math.inf, 0], [0, 0]]
+    assert F.label_log_likelihood(confusion, labels, weight=weight).tolist() == [[-math.inf, 0], [-math.inf, 0], [0, 0]]
     nll = F.crowd_marginal_nll(prior, confusion, labels, normalization="none", weight=weight)
     nll.backward()
     assert nll.isfinite() and weight.grad is not None and weight.grad.isfinite().all()
@@ -213,7 +217,7 @@ def test_low_precision_and_autocast_compute_in_float32(problem: Problem, dtype: 
         inside = F.crowd_marginal_nll(scores, confusion, p.annotations)
     for value in (inside, F.crowd_marginal_nll(scores, confusion, p.annotations)):
         assert value.dtype == torch.float32
-        torch.testing.assert_close(value.double(), wanted, rtol=1e-5, atol=1e-5)
+        assert_close(value.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_errors_name_the_argument(problem: Problem) -> None:
@@ -221,7 +225,7 @@ def test_errors_name_the_argument(problem: Problem) -> None:
     with pytest.raises(ValueError, match="num_annotators=4"):
         F.crowd_marginal_nll(p.scores, p.stored[:3], a)
     with pytest.raises(ValueError, match="observed labels.*num_classes=3"):
-        F.evidence(p.confusion, a)
+        F.label_log_likelihood(p.confusion, a)
     with pytest.raises(ValueError, match="log_prior has shape"):
         F.crowd_posterior(p.scores[:, :2], p.stored, a)
     with pytest.raises(ValueError, match=r"posterior has shape \(5, 4\)"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_close
 from support.op_checks import leaf
 from support.pairs import Pairs, impossible, make_pairs
 from support.problems import Problem, make_problem
@@ -19,6 +20,8 @@ import crowdnal
 import crowdnal.functional as F
 from crowdnal import reference
 from crowdnal.functional._autograd.pair_confusion import PairConfusion, PairConfusionBackward
+
+pytestmark = pytest.mark.usefixtures("op_kernels")
 
 
 @pytest.fixture
@@ -32,14 +35,14 @@ def test_values_are_those_of_the_definition() -> None:
     a = case.annotations
     for n in range(a.num_annotations):
         pair = (case.difficulty[a.item[n]] + case.competence[a.annotator[n]]).exp().sum(2)
-        torch.testing.assert_close(log_q[n], (pair / pair.sum(1, keepdim=True))[:, a.label[n]].log())
+        assert_close(log_q[n], (pair / pair.sum(1, keepdim=True))[:, a.label[n]].log())
 
 
 def test_one_latent_without_competence_is_a_softmax_of_difficulty() -> None:
     case = make_pairs(make_problem(8, 3, 4, 6, 3, seed=7), 1)
     log_q = F.pair_confusion(case.difficulty, torch.zeros_like(case.competence), case.annotations)
     rows = case.difficulty.squeeze(3).log_softmax(2)[case.annotations.item]
-    torch.testing.assert_close(log_q, rows.gather(2, case.annotations.label[:, None, None].expand(-1, 4, 1)).squeeze(2))
+    assert_close(log_q, rows.gather(2, case.annotations.label[:, None, None].expand(-1, 4, 1)).squeeze(2))
 
 
 @pytest.mark.parametrize("shift", [3.0, -1000.0, 1000.0])
@@ -51,7 +54,7 @@ def test_a_constant_changes_nothing(shift: float) -> None:
         ours = [torch.func.grad(lambda d, c: (F.pair_confusion(d, c, case.annotations) * case.grad).sum(), (0, 1))]
         for function in (*ours, lambda d, c: (F.pair_confusion(d, c, case.annotations),)):
             for a, b in zip(function(*moved), function(case.difficulty, case.competence), strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+                assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.double])
@@ -71,7 +74,7 @@ def test_impossible_pairs_give_no_nan(dtype: torch.dtype) -> None:
     assert difficulty.grad is not None and competence.grad is not None and finite[0].grad is not None
     assert difficulty.grad.isfinite().all() and competence.grad.isfinite().all()
     same = torch.arange(12) != 1  # for item 1, -500 twice is no impossible class
-    torch.testing.assert_close(difficulty.grad[same].double(), finite[0].grad[same], rtol=1e-4, atol=1e-5)
+    assert_close(difficulty.grad[same].double(), finite[0].grad[same], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("where", [0, 1])
@@ -97,11 +100,11 @@ def test_sizes_of_one(sizes: tuple[int, ...]) -> None:
     case = make_pairs(make_problem(items, annotators, classes, labels, 6, seed=1), latents)
     leaves = leaf(case.difficulty), leaf(case.competence)
     log_q = F.pair_confusion(*leaves, case.annotations)
-    torch.testing.assert_close(log_q, reference.pair_confusion(*case.inputs)[0])
+    assert_close(log_q, reference.pair_confusion(*case.inputs)[0])
     ours = torch.autograd.grad(log_q, leaves, case.grad)
     wanted = reference.pair_confusion_backward(*case.backward_inputs((True, True)))
     for a, b in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(a, b)
+        assert_close(a, b)
     if labels == 1:  # what is certain says nothing
         assert log_q.eq(0).all() and all(g.eq(0).all() for g in ours)
 
@@ -129,7 +132,7 @@ def test_unseen_annotators_and_items_have_zero_gradients_and_repeated_pairs_coun
     assert torch.equal(log_q[0], log_q[1])
     assert grads[0][1].eq(0).all() and grads[1][[0, 2, 4]].eq(0).all() and grads[1][[1, 3]].ne(0).all()
     once = torch.autograd.grad(F.pair_confusion(*leaves, annotations)[0].sum(), leaves)
-    torch.testing.assert_close(grads[0][0], 2 * once[0][0])
+    assert_close(grads[0][0], 2 * once[0][0])
 
 
 def test_errors_name_the_argument() -> None:
@@ -193,7 +196,7 @@ def test_blocks_change_no_derivative(monkeypatch: pytest.MonkeyPatch, case: Pair
     assert case.annotations.num_annotations > 3
     monkeypatch.setattr(sys.modules[PairConfusion.__module__], "BLOCK_NUMBERS", 50)  # two annotations
     for ours, expected in zip(derivatives(), wanted, strict=True):
-        torch.testing.assert_close(ours, expected)
+        assert_close(ours, expected)
 
 
 def test_impossible_pairs_give_no_nan_to_second_order() -> None:
@@ -225,7 +228,7 @@ def test_low_precision_is_computed_in_float32(case: Pairs, dtype: torch.dtype) -
     log_q = F.pair_confusion(*leaves, case.annotations)
     assert log_q.dtype == torch.float32
     wanted = F.pair_confusion(*(t.double() for t in leaves), case.annotations)
-    torch.testing.assert_close(log_q.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert_close(log_q.double(), wanted, rtol=1e-5, atol=1e-5)
     assert all(g.dtype == dtype and g.isfinite().all() for g in torch.autograd.grad(log_q.sum(), leaves))
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.ops.crowdnal.pair_confusion(*leaves, *case.inputs[2:])[0].dtype == torch.float32
@@ -240,9 +243,9 @@ def test_functorch_transforms_agree_with_autograd(case: Pairs) -> None:
     wanted = torch.autograd.functional.hessian(loss, inputs)
     for i in range(2):
         diagonal = wanted[i][i]
-        torch.testing.assert_close(torch.func.hessian(loss, argnums=i)(*inputs), diagonal)
-        torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(loss, i), i)(*inputs), diagonal)
-        torch.testing.assert_close(torch.func.jacrev(torch.func.grad(loss, i), i)(*inputs), diagonal)
+        assert_close(torch.func.hessian(loss, argnums=i)(*inputs), diagonal)
+        assert_close(torch.func.jacrev(torch.func.jacfwd(loss, i), i)(*inputs), diagonal)
+        assert_close(torch.func.jacrev(torch.func.grad(loss, i), i)(*inputs), diagonal)
 
 
 @pytest.mark.parametrize("in_dims", [(0, None), (None, 2), (1, 0)])
@@ -262,13 +265,14 @@ def test_vmap_equals_a_loop(case: Pairs, in_dims: tuple[int | None, int | None])
             for v in range(3)
         ]
 
-    torch.testing.assert_close(torch.vmap(function, in_dims)(*inputs), torch.stack(each(function)))
+    assert_close(torch.vmap(function, in_dims)(*inputs), torch.stack(each(function)))
     for argnums in ((0, 1), (0,), (1,)):
         grad = torch.func.grad(lambda d, c: function(d, c).square().sum(), argnums=argnums)
         for ours, *wanted in zip(torch.vmap(grad, in_dims)(*inputs), *each(grad), strict=True):
-            torch.testing.assert_close(ours, torch.stack(wanted))
+            assert_close(ours, torch.stack(wanted))
 
 
+@pytest.mark.installed_kernels
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_compiled_step_equals_eager_without_recompiles(backend: str) -> None:
     torch._dynamo.reset()
@@ -283,9 +287,9 @@ def test_compiled_step_equals_eager_without_recompiles(backend: str) -> None:
         case = make_pairs(make_problem(16, 7, 4, 3, per_item, seed=seed), 2)
         leaves = leaf(case.problem.scores.log_softmax(1)), leaf(case.difficulty), leaf(case.competence)
         values = [function(*leaves, case.annotations) for function in (compiled, step)]
-        torch.testing.assert_close(*values)
+        assert_close(*values)
         for ours, wanted in zip(*(torch.autograd.grad(v, leaves) for v in values), strict=True):
-            torch.testing.assert_close(ours, wanted)
+            assert_close(ours, wanted)
     assert counter.frame_count == 1
 
 
@@ -316,7 +320,7 @@ def test_objectives_equal_a_dense_computation() -> None:
     joint = logits.softmax(1) * likelihood
     dense = -(posterior * joint.log()).sum(), -joint.sum(1).log().sum()
     for value, wanted in zip(ours, dense, strict=True):
-        torch.testing.assert_close(value, wanted)
+        assert_close(value, wanted)
         grads = [torch.autograd.grad(v, leaves, retain_graph=True) for v in (value, wanted)]
         for a, b in zip(*grads, strict=True):
-            torch.testing.assert_close(a, b)
+            assert_close(a, b)

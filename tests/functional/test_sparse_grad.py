@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from support.compare import assert_close
 from support.problems import Problem, make_problem, problems
 from torch import Tensor
 
@@ -40,9 +41,9 @@ def test_equals_the_dense_gradient(loss: Loss, problem: Problem) -> None:
     for leaf in (sparse, dense):
         values.append(loss(problem, leaf, leaf is sparse))
         values[-1].backward()
-    torch.testing.assert_close(*values)
+    assert_close(*values)
     assert sparse.grad is not None and dense.grad is not None and sparse.grad.is_sparse
-    torch.testing.assert_close(sparse.grad.to_dense(), dense.grad)
+    assert_close(sparse.grad.to_dense(), dense.grad)
     touched = problem.annotations.annotator.unique()
     assert torch.equal(sparse.grad.coalesce().indices()[0], touched)
 
@@ -58,7 +59,7 @@ def test_second_order_equals_that_of_the_dense_gradient(loss: Loss) -> None:
         ((grad.to_dense() if sparse else grad) * direction).sum().backward()
         assert leaf.grad is not None
         results.append(leaf.grad.to_dense() if sparse else leaf.grad)
-    torch.testing.assert_close(*results)
+    assert_close(*results)
 
 
 OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [

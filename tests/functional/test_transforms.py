@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from support import transform_checks
+from support.compare import assert_close
 from support.losses import losses
 from support.op_checks import leaf
 from support.problems import Problem, make_problem
@@ -26,16 +28,7 @@ def problem() -> Problem:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_functorch_transforms_agree_with_autograd(problem: Problem, which: int) -> None:
-    loss = losses(problem, "mean")[which]
-    scores, confusion = problem.scores, problem.confusion
-    wanted = torch.autograd.functional.hessian(lambda z: loss(z, confusion), scores)
-    torch.testing.assert_close(torch.func.hessian(loss)(scores, confusion), wanted)
-    torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(loss))(scores, confusion), wanted)
-    torch.testing.assert_close(torch.func.jacrev(torch.func.grad(loss))(scores, confusion), wanted)
-    wanted = torch.autograd.functional.hessian(lambda w: loss(scores, w), confusion)
-    torch.testing.assert_close(torch.func.hessian(loss, argnums=1)(scores, confusion), wanted)
-    with pytest.raises(RuntimeError, match="forward mode inside forward mode"):
-        torch.func.jacfwd(torch.func.jacfwd(loss))(scores, confusion)
+    transform_checks.check_against_autograd(problem, which)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -48,40 +41,18 @@ def test_transforms_leave_nothing_in_the_annotations(which: int) -> None:
         return loss(z, problem.confusion).square().sum()
 
     first = torch.func.jacfwd(torch.func.jacrev(total))(problem.scores)
-    torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(total))(problem.scores), first)
-    torch.testing.assert_close(torch.autograd.functional.hessian(total, problem.scores), first)
+    assert_close(torch.func.jacrev(torch.func.jacfwd(total))(problem.scores), first)
+    assert_close(torch.autograd.functional.hessian(total, problem.scores), first)
 
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("in_dims", [(0, None), (None, 2), (1, 0)])
 def test_vmap_equals_a_loop(problem: Problem, which: int, in_dims: tuple[int | None, int | None]) -> None:
-    loss = losses(problem, "none")[which]
-    generator = torch.Generator().manual_seed(0)
-    inputs = [
-        base
-        if dim is None
-        else torch.stack([base + torch.randn(base.shape, generator=generator).to(base) for _ in range(3)], dim)
-        for base, dim in zip((problem.scores, problem.confusion), in_dims, strict=True)
-    ]
-
-    def each(function: Callable[..., Any]) -> list[Any]:
-        return [
-            function(*(t if d is None else t.select(d, v) for t, d in zip(inputs, in_dims, strict=True)))
-            for v in range(3)
-        ]
-
-    torch.testing.assert_close(torch.vmap(loss, in_dims)(*inputs), torch.stack(each(loss)))
-    grad = torch.func.grad(lambda z, w: loss(z, w).square().sum(), argnums=(0, 1))
-    for ours, *wanted in zip(torch.vmap(grad, in_dims)(*inputs), *each(grad), strict=True):
-        torch.testing.assert_close(ours, torch.stack(wanted))
+    transform_checks.check_vmap(problem, which, in_dims)
 
 
 def test_raw_ops_are_never_silent_in_forward_mode(problem: Problem) -> None:
-    p = problem
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(p.scores, torch.ones_like(p.scores))
-        out = torch.autograd.forward_ad.unpack_dual(torch.ops.crowdnal.mix(dual, p.confusion, *p.index))
-    torch.testing.assert_close(out.tangent, F.mix(torch.ones_like(p.scores), p.confusion, p.annotations))
+    transform_checks.check_raw_ops_in_forward_mode(problem)
 
 
 # torch.compile
@@ -118,7 +89,7 @@ def test_compiled_training_step_equals_eager_without_recompiles(reduction: str, 
             torch.randn(5, 4, dtype=torch.double, requires_grad=True), leaf(p.confusion), leaf(p.stored)
         ]  # fmt: skip
         values = [function(features, *parameters, p.annotations) for function in (compiled, step)]
-        torch.testing.assert_close(*values)
+        assert_close(*values)
         for ours, wanted in zip(*(torch.autograd.grad(v, parameters) for v in values), strict=True):
-            torch.testing.assert_close(ours, wanted)
+            assert_close(ours, wanted)
     assert counter.frame_count == 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compare import assert_close
 
 from crowdnal.data import Annotations
 from crowdnal.metrics import (
@@ -72,7 +73,7 @@ def test_calibration_error_refuses_logits() -> None:
 
 def test_reliability_is_the_mean_of_the_diagonal() -> None:
     confusion = torch.tensor([[[0.9, 0.1], [0.4, 0.6]], [[0.5, 0.5], [0.5, 0.5]]])
-    torch.testing.assert_close(reliability(confusion), torch.tensor([0.75, 0.5]))
+    assert_close(reliability(confusion), torch.tensor([0.75, 0.5]))
     assert reliability(torch.eye(2).repeat(2, 1)[None, :3]).tolist() == pytest.approx([2 / 3])
 
 
@@ -84,7 +85,7 @@ def test_reliability_is_the_mean_of_the_diagonal() -> None:
 def test_spammer_score_is_zero_for_equal_rows(shape: tuple[int, int, int]) -> None:
     annotators, classes, labels = shape
     spammers = confusions(annotators, 1, labels).expand(-1, classes, -1)
-    torch.testing.assert_close(spammer_score(spammers), torch.zeros(annotators, dtype=torch.float64))
+    assert_close(spammer_score(spammers), torch.zeros(annotators, dtype=torch.float64))
 
 
 @given(SHAPES, st.integers(0, 99))
@@ -108,9 +109,9 @@ def test_spammer_score_of_identity_and_permutation() -> None:
     for classes in (2, 3, 10, 200):
         eye = torch.eye(classes)
         both = torch.stack([eye, eye.roll(1, 0)])
-        torch.testing.assert_close(spammer_score(both), torch.ones(2))
+        assert_close(spammer_score(both), torch.ones(2))
         wide = torch.cat([eye, torch.zeros(classes, 2)], 1)[None]
-        torch.testing.assert_close(spammer_score(wide), torch.ones(1))
+        assert_close(spammer_score(wide), torch.ones(1))
 
 
 def test_spammer_score_of_the_paper() -> None:
@@ -156,8 +157,8 @@ def test_empirical_confusion_counts(data: tuple[Annotations, torch.Tensor], smoo
     total = counts.sum(2, keepdim=True)
     expected = torch.where(total > 0, counts / total, torch.ones_like(counts) / a.num_classes)
     result = empirical_confusion(posterior, a, smoothing=smoothing)
-    torch.testing.assert_close(result, expected)
-    torch.testing.assert_close(result.sum(2), torch.ones(result.shape[:2], dtype=torch.float64))
+    assert_close(result, expected)
+    assert_close(result.sum(2), torch.ones(result.shape[:2], dtype=torch.float64))
 
 
 def test_empirical_confusion_is_true_by_observed() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_objectives as every
 import torch
 from support.attached import labels, mlp
+from support.compare import assert_close
+from support.crowds import simulated
+from support.planted import annotate, blobs, planted
 from support.small_crowd import C, R, batch, logits_of
-from test_dawid_skene import simulated
-from test_methods import annotate, blobs, planted
 from torch import Tensor, nn
 
 import crowdnal
@@ -88,25 +88,25 @@ def test_two_rounds_of_dl_em_by_hand(known: bool) -> None:
     objective = DLEM(3, 5, smoothing=0.2, gold=gold if known else None, confusion_prior=prior).double()
     objective.on_train_start(a, lambda: (torch.from_numpy(np.log(p)), None))
     confusion = counted(a, q, prior.numpy() + 0.2)
-    np.testing.assert_allclose(objective.targets, q)
-    np.testing.assert_allclose(objective.confusion(), confusion)
+    assert_close(objective.targets, q)
+    assert_close(objective.confusion(), confusion)
     for epoch in (1, 2):
         objective.on_epoch_start(epoch)
         q, likelihood = expected(a, np.where(allowed, p, 0), confusion)
         confusion = counted(a, q, prior.numpy() + 0.2)
-        np.testing.assert_allclose(objective.targets, q, atol=1e-12)
-        np.testing.assert_allclose(objective.confusion(), confusion)
+        assert_close(objective.targets, q, atol=1e-12)
+        assert_close(objective.confusion(), confusion)
         assert objective.history[-1][:2] == (epoch, epoch)
         assert objective.history[-1].log_likelihood == pytest.approx(likelihood)
     logits = logits_of(12)
     each = -(torch.from_numpy(q) * logits.log_softmax(1)).sum(1)
     informed = torch.ones(12, dtype=torch.bool)
     informed[11] = known  # no labels: it counts only where its class is known
-    torch.testing.assert_close(objective(logits, a), each[informed].mean())
+    assert_close(objective(logits, a), each[informed].mean())
     logits.requires_grad_()
     objective(logits, a).backward()
     grad = (logits.detach().softmax(1) - torch.from_numpy(q)) * informed.unsqueeze(1) / informed.sum()
-    torch.testing.assert_close(logits.grad, grad)
+    assert_close(logits.grad, grad)
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -126,8 +126,8 @@ def test_a_round_of_mbem_by_hand(soft: bool) -> None:
     prior = np.tile(prior / prior.sum(), (12, 1))
     prior[3, :2] = 0
     q, likelihood = expected(a, prior, confusion)
-    np.testing.assert_allclose(objective.confusion(), confusion)
-    np.testing.assert_allclose(objective.targets, q, atol=1e-9)
+    assert_close(objective.confusion(), confusion)
+    assert_close(objective.targets, q, atol=1e-9)
     joint = likelihood - np.log(prior[11].sum())  # the item without labels says nothing
     assert objective.history[-1].log_likelihood == pytest.approx(joint)
 
@@ -136,16 +136,16 @@ def test_start_and_held_confusions_and_other_label_sets() -> None:
     a, _, _ = crowd()
     start = torch.rand(5, 2, 3, generator=torch.Generator().manual_seed(0)).double().softmax(2)
     objective = DLEM(2, 5, num_labels=3, initial_confusion=start, smoothing=0.1).double()
-    torch.testing.assert_close(objective.confusion(), start, rtol=1e-6, atol=1e-6)
+    assert_close(objective.confusion(), start, rtol=1e-6, atol=1e-6)
     objective.on_train_start(a, lambda: (torch.zeros(12, 2), None))
     q, _ = expected(a, np.full((12, 2), 0.5), objective.initial.exp().transpose(1, 2).numpy())
-    np.testing.assert_allclose(objective.targets, q, rtol=1e-6)
-    np.testing.assert_allclose(objective.confusion(), counted(a, q, 0.1), rtol=1e-6)
+    assert_close(objective.targets, q, rtol=1e-6)
+    assert_close(objective.confusion(), counted(a, q, 0.1), rtol=1e-6)
     objective.on_epoch_start(1)
     assert objective(torch.zeros(12, 2), a).item() == pytest.approx(math.log(2))
     held = DLEM(3, 5, confusion_prior=1e9 * torch.eye(3).double().roll(1, 1)).double()
     held.on_train_start(a)
-    torch.testing.assert_close(held.confusion(), torch.eye(3).roll(1, 1).double().expand(5, 3, 3), atol=1e-6, rtol=0)
+    assert_close(held.confusion(), torch.eye(3).roll(1, 1).double().expand(5, 3, 3), atol=1e-6, rtol=0)
     for cls in (DLEM, MBEM, DLDS, DLWC, DLAggregate):
         with pytest.raises(ValueError, match=f"num_labels=3 differs from num_classes=2, which {cls.__name__} without"):
             cls(2, 5, num_labels=3)
@@ -163,9 +163,9 @@ def test_with_a_class_prior_for_a_classifier_it_is_dawid_skene(smoothing: float)
     for epoch in range(1, 16):
         objective.on_epoch_start(epoch)
     theirs = dawid_skene(a, max_iterations=15, tolerance=-1, smoothing=smoothing)
-    torch.testing.assert_close(objective.targets, theirs.posterior, atol=1e-7, rtol=0)
+    assert_close(objective.targets, theirs.posterior, atol=1e-7, rtol=0)
     likelihoods = [made.log_likelihood for made in objective.history]
-    np.testing.assert_allclose(likelihoods, theirs.log_likelihood, rtol=1e-7)
+    assert_close(likelihoods, theirs.log_likelihood, rtol=1e-7)
 
 
 def test_the_likelihood_never_decreases_with_an_m_step_that_maximises() -> None:
@@ -204,23 +204,23 @@ def test_incremental_batches_by_hand() -> None:
         q, _ = expected(part, logits.softmax(1).numpy(), confusion)
         informed = part.counts > 0
         loss = -(torch.from_numpy(q) * logits.log_softmax(1)).sum(1)[informed].mean()
-        torch.testing.assert_close(objective.eval()(logits, part), loss)  # no step is counted here
-        torch.testing.assert_close(objective.train()(logits, part), loss)
+        assert_close(objective.eval()(logits, part), loss)  # no step is counted here
+        assert_close(objective.train()(logits, part), loss)
         running = 0.9 * running
         for i, r, y, w in rows_of(part):
             running[r, :, y] += w * q[i]
         confusion = (running + 0.2) / (running + 0.2).sum(2, keepdims=True)
-        np.testing.assert_allclose(objective.confusion(), confusion, rtol=1e-6)
+        assert_close(objective.confusion(), confusion, rtol=1e-6)
     assert objective(logits[:0], a[:0]).item() == 0
-    np.testing.assert_allclose(objective.confusion(), confusion, rtol=1e-6)
+    assert_close(objective.confusion(), confusion, rtol=1e-6)
     other = DLEM(3, 5, incremental=True)
     other.load_state_dict(objective.state_dict())
-    torch.testing.assert_close(other.running.double(), objective.running)
+    assert_close(other.running.double(), objective.running)
     gold = torch.full((12,), -1)
     gold[3] = 1
     told = DLEM(3, 5, incremental=True, gold=gold, reduction="none")
     part, logits = a[[3, 5]], torch.randn(2, 3)
-    torch.testing.assert_close(told(logits, part)[0], -logits.log_softmax(1)[0, 1])
+    assert_close(told(logits, part)[0], -logits.log_softmax(1)[0, 1])
     with pytest.raises(ValueError, match="no item_id and 2 items, but gold has 12"):
         told(logits, Annotations([0, 1, 1], [0], [0], num_annotators=5, num_classes=3))
 
@@ -241,7 +241,7 @@ def test_compiled_steps_are_eager_ones(incremental: bool) -> None:
             loss.backward()
             losses.append(loss.detach())
         results.append([*losses, model.objective.confusion(), *(p.grad for p in model.parameters())])
-    torch.testing.assert_close(results[1], results[0])
+    assert_close(results[1], results[0])
 
 
 # Aggregate first
@@ -260,59 +260,21 @@ def test_targets_are_what_the_aggregation_found(soft: bool) -> None:
     ):  # fmt: skip
         objective.on_train_start(a)
         wanted = found.posterior.float() if soft else nn.functional.one_hot(found.labels, 3).float()
-        torch.testing.assert_close(objective.targets, wanted)
+        assert_close(objective.targets, wanted)
         objective.on_epoch_start(1)
-        torch.testing.assert_close(objective.targets, wanted)
+        assert_close(objective.targets, wanted)
         if isinstance(objective, DLDS) and not objective.one_coin:
             assert objective.history == [Round(n + 1, 0, v) for n, v in enumerate(found.log_likelihood)]
         if isinstance(objective, DLWC):
-            torch.testing.assert_close(objective.confusion(), found.confusion.float(), atol=1e-6, rtol=0)
+            assert_close(objective.confusion(), found.confusion.float(), atol=1e-6, rtol=0)
             assert objective.history[-1].log_likelihood == found.objective[-1]
         else:
             smoothing = 3 * objective.smoothing  # of a row
             counted = metrics.empirical_confusion(found.posterior, a, smoothing=smoothing)
-            torch.testing.assert_close(objective.confusion(), counted.float(), atol=1e-6, rtol=0)
+            assert_close(objective.confusion(), counted.float(), atol=1e-6, rtol=0)
 
 
 # What all keep
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_contract(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(*sizes: int, **kwargs: Any) -> Objective:
-        objective = STORED[name](*sizes, **kwargs)
-        objective.on_train_start(batch(), lambda: (logits_of(), None))
-        return objective
-
-    monkeypatch.setattr(every, "MAKERS", {name: make})
-    for one in (
-        every.test_backward_twice_and_scaled_upstream, every.test_inputs_are_not_changed,
-        every.test_no_gradient_asked_none_given, every.test_confident_bfloat16_logits_are_computed_in_float32,
-        every.test_autocast_does_not_touch_the_loss, every.test_dense_targets,
-        every.test_errors_say_what_does_not_fit, every.test_hooks_and_repr,
-    ):  # fmt: skip
-        one(name)
-    confusion_contract(make(C, R).double())
-
-
-def test_contract_of_incremental(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(*sizes: int, **kwargs: Any) -> Objective:
-        return DLEM(*sizes, incremental=True, **kwargs).eval()
-
-    name = "incremental"
-    monkeypatch.setattr(every, "MAKERS", {name: make})
-    for one in (
-        every.test_backward_twice_and_scaled_upstream, every.test_inputs_are_not_changed,
-        every.test_no_gradient_asked_none_given, every.test_confident_bfloat16_logits_are_computed_in_float32,
-        every.test_autocast_does_not_touch_the_loss, every.test_dense_targets, every.test_one_item_one_annotator,
-        every.test_errors_say_what_does_not_fit, every.test_bitwise_repeatable_over_runs_and_threads,
-        every.test_hooks_and_repr, every.test_confusion_is_detached_stochastic_and_starts_diagonal,
-    ):  # fmt: skip
-        one(name)
-    for reduction in ("mean", "sum", "item_mean"):
-        for items in (0, 3):
-            every.test_empty_batch_is_zero_with_zero_gradients(name, items, reduction)
-    confusion_contract(DLEM(C, R, incremental=True).double())
 
 
 def confusion_contract(objective: Objective) -> None:
@@ -321,16 +283,16 @@ def confusion_contract(objective: Objective) -> None:
         table = torch.randn(R, C, C, generator=torch.Generator().manual_seed(0), dtype=torch.double).log_softmax(1)
         objective.get_buffer("log_confusion").copy_(table)
     confusion, logits, a = objective.confusion(), logits_of(), batch()
-    torch.testing.assert_close(confusion, table.exp().transpose(1, 2))
+    assert_close(confusion, table.exp().transpose(1, 2))
     rows, p = rows_of(a), logits.softmax(1)
     heldout = torch.stack([(p[i] @ confusion[r][:, y]).log() for i, r, y, _ in rows])
-    torch.testing.assert_close(objective.log_likelihood(logits, a), heldout)
+    assert_close(objective.log_likelihood(logits, a), heldout)
     q, _ = expected(a, p.numpy(), confusion.numpy())
-    np.testing.assert_allclose(objective.posterior(logits, a), q)
+    assert_close(objective.posterior(logits, a), q)
     objective.confusion().zero_()
-    torch.testing.assert_close(objective.confusion(), confusion)
+    assert_close(objective.confusion(), confusion)
     half = objective.bfloat16().confusion()
-    torch.testing.assert_close(half.sum(-1), torch.ones(R, C))
+    assert_close(half.sum(-1), torch.ones(R, C))
 
 
 @pytest.mark.parametrize(

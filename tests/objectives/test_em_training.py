@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from support import small_run
+from support.planted import annotate, blobs, planted
 from support.small_crowd import C
-from test_methods import annotate, blobs, planted
 from torch import Tensor, nn
 
 import crowdnal

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.compare import assert_close
 from support.heads import ITEM, MAKERS, D, features_of, head_probs, make
+from support.memory import Largest
+from support.planted import annotate, blobs, fit, planted
 from support.small_crowd import ANNOTATOR, LABEL, C, R, batch, logits_of, perturbed
-from test_methods import Largest, annotate, blobs, fit, planted
 from torch import Tensor, nn
 
 from crowdnal.data import Annotations
@@ -33,8 +35,8 @@ from crowdnal.training import attach
 def test_over_starts_as_crowd_layer():
     logits = logits_of(dtype=torch.float32)
     over, plain = OverparametrizedCrowdLayer(C, R), CrowdLayer(C, R)
-    torch.testing.assert_close(over(logits, batch()), plain(logits, batch()))
-    torch.testing.assert_close(over.confusion(), plain.confusion())
+    assert_close(over(logits, batch()), plain(logits, batch()))
+    assert_close(over.confusion(), plain.confusion())
 
 
 def test_over_does_not_grow_with_annotators():
@@ -60,7 +62,7 @@ def test_start_from_the_votes(name):
         total[r] += votes[i] / votes[i].sum()
     matrices = torch.where(total[..., None] > 0, counts / total.clamp(min=1e-9)[..., None], 1 / C)
     offset = 1e-5 if name == "union A" else 1e-2
-    torch.testing.assert_close(objective.annotators.weight.detach().transpose(1, 2), (matrices + offset).log())
+    assert_close(objective.annotators.weight.detach().transpose(1, 2), (matrices + offset).log())
     other = MAKERS[name](C, R, init="identity")
     before = other.confusion()
     other.on_train_start(annotations)
@@ -75,7 +77,7 @@ def test_union_a_in_blocks_is_the_same(monkeypatch):
         objective = make("union A")
         loss = objective(inputs[0], batch(), None)
         results.append((loss, *torch.autograd.grad(loss, [inputs[0], *objective.parameters()])))
-    torch.testing.assert_close(*results)
+    assert_close(*results)
 
 
 @pytest.mark.parametrize("variant", ["A", "B"])
@@ -96,7 +98,7 @@ def test_union_likelihood_is_given_who_labels(name):
     log_union = -torch.stack([terms_of_all(objective, logits, r, y) for r in range(R) for y in range(C)], 1)
     log_union = log_union.view(4, R, C)
     expected = log_union.log_softmax(-1)[ITEM, ANNOTATOR, LABEL]
-    torch.testing.assert_close(objective.log_likelihood(logits, batch(True)), expected.detach())
+    assert_close(objective.log_likelihood(logits, batch(True)), expected.detach())
 
 
 def terms_of_all(objective: UnionNet, logits: Tensor, r: int, y: int) -> Tensor:
@@ -112,10 +114,10 @@ def test_max_mig_forecaster_and_prior():
     objective, logits = make("mig prior"), logits_of()
     log_g = objective.aggregate(batch())
     expected = (logits.log_softmax(-1) + log_g - objective.prior_logits.log_softmax(0)).softmax(-1)
-    torch.testing.assert_close(objective.posterior(logits, batch()), expected.detach())
+    assert_close(objective.posterior(logits, batch()), expected.detach())
     objective.on_train_start(batch())
     votes = torch.tensor([2.0, 2.0, 2.0], dtype=torch.float64) + 1
-    torch.testing.assert_close(objective.prior_logits.softmax(0).detach(), votes / votes.sum())
+    assert_close(objective.prior_logits.softmax(0).detach(), votes / votes.sum())
     fixed = make("mig")
     fixed.on_train_start(batch())
     assert not fixed.prior_logits.requires_grad
@@ -129,14 +131,14 @@ def test_doctor_net_predicts_the_mean_of_the_heads(heads, monkeypatch):
     objective = perturbed(DoctorNet(C, R, feature_dim=D, heads=heads))
     logits, x = logits_of(), features_of()
     mean = head_probs(objective, logits, x).mean(1)
-    torch.testing.assert_close(objective.predict(logits, x), mean.log())
-    torch.testing.assert_close(objective.posterior(logits, batch(), x), mean.detach())
+    assert_close(objective.predict(logits, x), mean.log())
+    assert_close(objective.posterior(logits, batch(), x), mean.detach())
     monkeypatch.setattr(doctor_net, "_BLOCK", 2 * C)
     monkeypatch.setattr(doctor_net, "_ITEMS", 3)
-    torch.testing.assert_close(objective.predict(logits, x), mean.log())
+    assert_close(objective.predict(logits, x), mean.log())
     start = DoctorNet(C, R, feature_dim=D, heads=heads)
     if heads == "residual":
-        torch.testing.assert_close(start.predict(logits.float(), x.float()), logits.float().log_softmax(-1))
+        assert_close(start.predict(logits.float(), x.float()), logits.float().log_softmax(-1))
     else:
         assert start.weight.std() > 0.1 and start.weight.abs().max() <= 1 / math.sqrt(D)
     with pytest.raises(RuntimeError, match="empirical_confusion"):
@@ -175,9 +177,9 @@ def test_an_attached_model_predicts_with_the_heads():
         model.objective.set_feature_dim(4)
     x = torch.randn(4, 2)
     logits, hidden = model.backbone(x)
-    torch.testing.assert_close(model(x), model.objective.predict(logits, hidden))
+    assert_close(model(x), model.objective.predict(logits, hidden))
     output = model(x, batch())
-    torch.testing.assert_close(output.logits, model(x))
+    assert_close(output.logits, model(x))
     output.loss.backward()
     assert model.backbone.body.weight.grad.abs().sum() > 0
     assert torch.equal(attach(TwoHeaded(), CrowdLayer(C, R)).objective.confusion(), CrowdLayer(C, R).confusion())
@@ -255,7 +257,7 @@ def test_weighted_doctor_net_learns_weights_with_the_rest_frozen():
     changed = [not torch.equal(p, q) for p, q in zip(parameters, states, strict=True)]
     assert changed == [p is objective.averaging for p in parameters]
     weights = objective.averaging_weights()
-    torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
+    assert_close(weights.sum(), torch.tensor(1.0))
     assert weights[3:].sum() > 0.65
     assert objective.log_likelihood(classifier(backbone(x)), annotations, backbone(x)).mean() > before
     assert (objective.predict(classifier(backbone(x)), backbone(x)).argmax(-1) == truth).float().mean() > 0.95
@@ -298,7 +300,8 @@ def test_recovers_planted_confusions_and_beats_majority_vote(name):
 @pytest.mark.parametrize("name", ["crowd-layer-over", "union-net", "doctor-net", "weighted-doctor-net", "max-mig"])
 def test_crowdnal_train(name, tmp_path):
     pytest.importorskip("timm")
-    small_run = pytest.importorskip("small_run")
+    from support import small_run
+
     root = small_run.write(tmp_path)
     options = {"weighted-doctor-net": ("head_epochs=3",), "crowd-layer-over": ("rank=2",)}.get(name, ())
     config = small_run.frozen(root, tmp_path / name, objective=name, options=options, holdout=0.2, epochs=6, amp=True)

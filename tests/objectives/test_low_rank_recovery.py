@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.low_rank import RANK
+from support.planted import annotate, blobs, fit, planted
 from support.small_crowd import C
 from support.wide_crowd import habitual, wide_annotations, wide_blobs
-from test_low_rank import RANK
-from test_methods import annotate, blobs, fit, planted
 
 from crowdnal.objectives import MajorityVote, OverparametrizedCrowdLayer, TraceRegularized
 

@@ -6,6 +6,9 @@ import math
 
 import pytest
 import torch
+from support.compare import assert_close
+from support.memory import Largest
+from support.planted import annotate, blobs, fit, planted
 from support.small_crowd import (
     MAKERS,
     C,
@@ -14,10 +17,8 @@ from support.small_crowd import (
     logits_of,
     perturbed,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from crowdnal.data import Annotations
 from crowdnal.objectives import (
@@ -44,7 +45,7 @@ def test_weights_are_votes():
         [0, 3], [0, 1, 2], [0, 0, 1], num_annotators=3, num_classes=C, weight=torch.tensor([1.0, 1.0, 3.0])
     )
     assert MajorityVote(C, 3).targets(annotations).tolist() == [[0, 1, 0]]
-    torch.testing.assert_close(SoftMajorityVote(C, 3).targets(annotations), torch.tensor([[0.4, 0.6, 0.0]]))
+    assert_close(SoftMajorityVote(C, 3).targets(annotations), torch.tensor([[0.4, 0.6, 0.0]]))
 
 
 @pytest.mark.parametrize("cls", [MajorityVote, SoftMajorityVote])
@@ -53,7 +54,7 @@ def test_unlabelled_items_contribute_nothing(cls):
     logits[1] = math.nan  # the item without labels
     logits.requires_grad_()
     loss = cls(C, R)(logits, batch())
-    torch.testing.assert_close(loss, cls(C, R)(logits.detach()[[0, 2, 3]], batch()[[0, 2, 3]]))
+    assert_close(loss, cls(C, R)(logits.detach()[[0, 2, 3]], batch()[[0, 2, 3]]))
 
 
 def test_majority_points_to_the_empirical_confusion():
@@ -70,20 +71,7 @@ def test_published_loss_is_the_sum_over_all_cells():
     logits = logits_of()
     published = CrowdLayer(C, R, reduction="sum").double()(logits, batch()) / (4 * R)
     ours = CrowdLayer(C, R).double()(logits, batch())
-    torch.testing.assert_close(published, ours * 6 / (4 * R))
-
-
-class Largest(TorchDispatchMode):
-    """Number of elements of the largest tensor made inside."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.elements = max(self.elements, leaf.numel())
-        return out
+    assert_close(published, ours * 6 / (4 * R))
 
 
 @pytest.mark.parametrize("variant", ["VW", "VB", "VW+B"])
@@ -113,7 +101,7 @@ def test_trace_equals_a_hand_written_formula_with_a_thousand_annotators():
     rho = objective.annotators.weight  # [R, observed, true]
     positive = torch.log(1 + rho.exp())
     traces = sum(positive[:, k, k] / positive[:, :, k].sum(1) for k in range(C))
-    torch.testing.assert_close(objective.penalty(one), 0.25 * traces.sum() / annotators)
+    assert_close(objective.penalty(one), 0.25 * traces.sum() / annotators)
 
 
 def test_gradient_lowers_the_trace_and_warm_up_raises_it():
@@ -135,7 +123,7 @@ def test_rectangular_trace_counts_the_diagonal_cells(scope):
     objective = perturbed(TraceRegularized(C, R, num_labels=2, scope=scope, trace_weight=1.0))
     everyone = Annotations([0, 2, 4], [0, 1, 2, 3], [0, 1, 1, 0], num_annotators=R, num_classes=2)
     expected = objective.confusion().diagonal(dim1=1, dim2=2).sum(-1).mean()
-    torch.testing.assert_close(objective.penalty(everyone).detach(), expected)
+    assert_close(objective.penalty(everyone).detach(), expected)
 
 
 def test_warm_up_follows_the_epoch():
@@ -156,7 +144,7 @@ def test_batch_scope_touches_only_the_batch():
     touched = objective.annotators.weight.grad.abs().amax((1, 2)) > 0
     assert touched.tolist() == [True, True, True, False]
     few = Annotations([0, 3], [3, 3, 3], [0, 1, 1], num_annotators=R, num_classes=C)
-    torch.testing.assert_close(objective.penalty(few), objective.annotators.traces()[3])
+    assert_close(objective.penalty(few), objective.annotators.traces()[3])
 
 
 def test_batch_scope_does_not_grow_with_the_number_of_annotators():
@@ -181,42 +169,6 @@ def test_an_extreme_confusion_stays_finite():
 
 
 # Planted crowds
-
-
-def blobs(items: int = 600, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randint(0, C, (items,), generator=generator)
-    centres = 3.0 * torch.tensor([[1.0, 0.0], [-0.5, 0.87], [-0.5, -0.87]])
-    return centres[truth] + 0.8 * torch.randn(items, 2, generator=generator), truth
-
-
-def annotate(truth: Tensor, confusion: Tensor, per_item: int, seed: int = 1) -> Annotations:
-    generator = torch.Generator().manual_seed(seed)
-    annotators = confusion.shape[0]
-    who = torch.rand(len(truth), annotators, generator=generator).topk(per_item, dim=1).indices.flatten()
-    rows = confusion[who, truth.repeat_interleave(per_item)]
-    labels = torch.multinomial(rows, 1, generator=generator).squeeze(1)
-    indptr = torch.arange(len(truth) + 1) * per_item
-    return Annotations(indptr, who, labels, num_annotators=annotators, num_classes=C)
-
-
-def fit(objective: Objective, x: Tensor, annotations: Annotations, steps: int = 200, lr: float = 0.05) -> nn.Module:
-    torch.manual_seed(0)
-    classifier = nn.Linear(x.shape[1], objective.num_classes)
-    optimizer = torch.optim.Adam([*classifier.parameters(), *objective.parameters()], lr=lr)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        objective(classifier(x), annotations).backward()
-        optimizer.step()
-    return classifier
-
-
-def planted() -> Tensor:
-    """Three good annotators, one who errs 0 -> 1 -> 2 -> 0 (asymmetric), one random, four who say 0."""
-    good = torch.full((C, C), 0.05) + 0.85 * torch.eye(C)
-    cycle = 0.4 * torch.eye(C) + 0.55 * torch.eye(C).roll(1, 1) + 0.05 * torch.eye(C).roll(2, 1)
-    lazy = torch.tensor([0.94, 0.03, 0.03]).expand(C, C)
-    return torch.stack([good] * 3 + [cycle, torch.full((C, C), 1 / C)] + [lazy] * 4)
 
 
 @pytest.mark.parametrize("name", ["crowd-layer MW", "trace"])
@@ -307,7 +259,7 @@ def test_features_and_penalty_reach_the_method():
     objective = Featured(C, R, 5)
     logits, features = logits_of(dtype=torch.float32), torch.randn(4, 5)
     expected = F.cross_entropy((logits + objective.linear(features))[batch().item], batch().label)
-    torch.testing.assert_close(objective(logits, batch(), features), expected + 0.1 * objective.linear.weight.norm())
+    assert_close(objective(logits, batch(), features), expected + 0.1 * objective.linear.weight.norm())
     assert Featured(C, R, 5, reduction="none")(logits, batch(), features).shape == (6,)
     for wrong in (None, features[:2]):
         with pytest.raises(ValueError, match="features is .* but Featured needs"):

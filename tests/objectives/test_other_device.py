@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.attached import C, R, labels
+from support.compare import assert_close
 from support.other_device import DEVICE, OtherDevice
 from torch import Tensor
 
@@ -69,7 +70,7 @@ def test_a_step_stays_on_the_device_and_waits_for_nothing(name: str, options: di
             results.append(
                 [loss.detach().to("cpu"), *(p.detach().to("cpu") for p in (logits, *objective.parameters()))]
             )
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+    assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from support import contract
+from support.compare import assert_close
+from support.planted import annotate, blobs, fit, planted
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
-from test_methods import annotate, blobs, fit, planted
 from torch import Tensor
 
 from crowdnal.data import Annotations
@@ -31,13 +31,6 @@ GEO = {
     "W batch": partial(GeoCrowdNet, volume="W", scope="batch", volume_weight=0.3, normalization="softplus"),
 }
 MAKERS = {**VOTES, **SINGLE, **GEO}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_contract(name: str) -> None:
-    own = contract.OWN_MATRICES[: 1 + ("W" != name)]  # W pulls on everyone's matrix
-    checks = [*contract.EVERYONE, *(() if name in VOTES else contract.CONFUSIONS), *(own if name in GEO else ())]
-    contract.check(MAKERS, name, checks)
 
 
 def data_term(logits: Tensor, matrices: Tensor, weight: list[float], reduction: str) -> Tensor:
@@ -65,10 +58,10 @@ def compare(objective, logits: Tensor, weighted: bool, by_the_book) -> None:
     weight = [1.0] * 6 if annotations.weight is None else annotations.weight.tolist()
     inputs = [logits.requires_grad_(), *objective.parameters()]
     ours, expected = objective(logits, annotations), by_the_book(weight)
-    torch.testing.assert_close(ours, expected)
+    assert_close(ours, expected)
     upstream = torch.arange(1, 1 + ours.numel(), dtype=torch.float64).view(ours.shape) * 0.7
     wanted = torch.autograd.grad(expected, inputs, upstream, materialize_grads=True)
-    torch.testing.assert_close(torch.autograd.grad(ours, inputs, upstream), wanted)
+    assert_close(torch.autograd.grad(ours, inputs, upstream), wanted)
 
 
 # Soft bootstrapping
@@ -100,8 +93,8 @@ def test_bootstrap_is_a_lighter_vote_beside_entropy():
     annotations = batch()
     entropy = -(p * p.log()).sum(1)[[0, 2, 3]].mean()
     vote = SoftMajorityVote(C, R)(logits, annotations)
-    torch.testing.assert_close(SoftBootstrap(C, R, beta=0.8)(logits, annotations), 0.8 * vote + 0.2 * entropy)
-    torch.testing.assert_close(SoftBootstrap(C, R, beta=1)(logits, annotations), vote)
+    assert_close(SoftBootstrap(C, R, beta=0.8)(logits, annotations), 0.8 * vote + 0.2 * entropy)
+    assert_close(SoftBootstrap(C, R, beta=1)(logits, annotations), vote)
 
 
 @pytest.mark.parametrize("beta", [0.5, 0.95])
@@ -109,7 +102,7 @@ def test_bootstrap_ignores_unlabelled_items_and_survives_impossible_classes(beta
     logits = logits_of(dtype=torch.float32)
     expected = SoftBootstrap(C, R, beta=beta)(logits[[0, 2, 3]], batch()[[0, 2, 3]])
     logits[1] = math.nan
-    torch.testing.assert_close(SoftBootstrap(C, R, beta=beta)(logits, batch()), expected)
+    assert_close(SoftBootstrap(C, R, beta=beta)(logits, batch()), expected)
     certain = torch.tensor([[-math.inf, 0.0, 0.0]])
     one = Annotations([0, 1], [0], [1], num_annotators=1, num_classes=C)
     assert SoftBootstrap(C, 1, beta=beta)(certain, one).item() == pytest.approx(math.log(2))
@@ -254,7 +247,7 @@ def test_a_volume_that_is_not_there_is_left_out():
         for o in (objective, free):
             loss = o(logits, some)
             grads.append([loss, *torch.autograd.grad(loss, [logits, *o.parameters()], allow_unused=True)])
-        torch.testing.assert_close(grads[0], grads[1])
+        assert_close(grads[0], grads[1])
         assert grads[0][1].isfinite().all()
 
 
@@ -262,7 +255,7 @@ def test_a_volume_that_is_not_there_is_left_out():
 def test_log_det(size):
     root = torch.randn(size, size + 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     gram = (root @ root.T).requires_grad_()
-    torch.testing.assert_close(log_det(gram), torch.logdet(gram))
+    assert_close(log_det(gram), torch.logdet(gram))
     assert torch.autograd.gradcheck(lambda m: log_det(m + m.T), gram.detach().requires_grad_())
     for bad in (torch.zeros(size, size), -torch.eye(size), torch.full((size, size), math.nan)):
         bad.requires_grad_()
@@ -290,7 +283,7 @@ def test_geocrowdnet_errors(option):
 
 
 def test_batch_scope_does_not_grow_with_the_number_of_annotators():
-    from test_methods import Largest
+    from support.memory import Largest
 
     objective = GeoCrowdNet(C, 100_000, volume="W", scope="batch")
     few = Annotations([0, 3], [3, 99_999, 3], [0, 1, 1], num_annotators=100_000, num_classes=C).prepare()

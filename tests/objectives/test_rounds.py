@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.attached import C, R, labels, mlp
+from support.compare import assert_close
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -78,7 +79,7 @@ def test_rounds_are_made_when_they_are_due(every: int) -> None:
     for epoch in range(7):
         callback.on_epoch_start(epoch)
         expected = (2 * callback.predict()[0]).softmax(1) if epoch >= every else targets_of(labels(N))
-        torch.testing.assert_close(objective.targets, expected)
+        assert_close(objective.targets, expected)
         callback.on_epoch_end(epoch)
     assert [(r.round, r.epoch) for r in callback.history] == [(n + 1, e) for n, e in enumerate(range(every, 7, every))]
     assert [r.log_likelihood for r in callback.history] == list(range(len(callback.history)))
@@ -90,13 +91,13 @@ def test_a_batch_has_the_targets_of_its_items() -> None:
     objective.on_train_start(a)
     logits = torch.randn(N, C)
     expected = -(targets_of(a) * logits.log_softmax(1)).sum(1) * (a.counts > 0)
-    torch.testing.assert_close(objective(logits, a), expected)
+    assert_close(objective(logits, a), expected)
     rows = torch.tensor([17, 3, 29, 3])
-    torch.testing.assert_close(objective(logits[rows], a[rows]), expected[rows])
+    assert_close(objective(logits[rows], a[rows]), expected[rows])
     assert objective(logits[:0], a[:0]).shape == (0,)
     for reduction, value in (("sum", expected.sum()), ("mean", expected.sum() / (a.counts > 0).sum())):
         objective.reduction = reduction
-        torch.testing.assert_close(objective(logits, a), value)
+        assert_close(objective(logits, a), value)
 
 
 def test_items_of_a_part_of_a_data_set_keep_their_targets() -> None:
@@ -106,7 +107,7 @@ def test_items_of_a_part_of_a_data_set_keep_their_targets() -> None:
     objective = Sharpened(C, R, reduction="none")
     objective.on_train_start(part)
     batch = part[[3, 0]]
-    torch.testing.assert_close(objective._rows(batch), targets_of(whole)[[28, 20]])
+    assert_close(objective._rows(batch), targets_of(whole)[[28, 20]])
     for bad, message in ((whole[[5]], "item 0 is 5, which is none of the 5"), (whole[[4, 29]], "item 1 is 29")):
         with pytest.raises(ValueError, match=f"item_id of {message}"):
             objective(torch.zeros(len(bad), C), bad)
@@ -159,7 +160,7 @@ def test_start_keeps_what_was_loaded_and_begins_anew_otherwise() -> None:
     fresh.on_train_start(a)
     assert torch.equal(fresh.targets, torch.full((N, C), 0.25))
     fresh.on_train_start(a)  # another training: nothing was loaded for it
-    torch.testing.assert_close(fresh.targets, targets_of(a))
+    assert_close(fresh.targets, targets_of(a))
     fresh.load_state_dict(state)
     with pytest.raises(ValueError, match="annotations has 5 items but the targets in use are of 30"):
         fresh.on_train_start(labels(5))
@@ -206,9 +207,9 @@ def test_predictions_are_those_of_evaluation_in_item_order() -> None:
     with torch.no_grad():
         model.eval()
         expected = model.backbone(IMAGES)
-    torch.testing.assert_close((logits, features), expected)
+    assert_close((logits, features), expected)
     callback.on_epoch_start(1)
-    torch.testing.assert_close(model.objective.seen, expected[1])
+    assert_close(model.objective.seen, expected[1])
 
 
 @pytest.mark.parametrize("wrap", ["list", "subset", "permuted"])
@@ -236,10 +237,10 @@ def test_loaders_of_other_kinds(wrap: str) -> None:
     callback = ObjectiveCallback(crowdnal.attach(net, Sharpened(C, R)), batches)
     callback.on_epoch_start(0)
     order = torch.sort(rows).values if wrap == "subset" else rows
-    torch.testing.assert_close(callback.predict()[0], inputs(IMAGES[order]).detach())
-    torch.testing.assert_close(callback.model.objective.targets, targets_of(a)[order])
+    assert_close(callback.predict()[0], inputs(IMAGES[order]).detach())
+    assert_close(callback.model.objective.targets, targets_of(a)[order])
     callback.on_epoch_start(1)
-    torch.testing.assert_close(callback.model.objective._rows(a[order]), callback.model.objective.targets)
+    assert_close(callback.model.objective._rows(a[order]), callback.model.objective.targets)
 
 
 def test_the_callback_refuses() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.attached import C, R, labels, mlp
+from support.compare import assert_close
 from torch import nn
 
 import crowdnal
@@ -68,10 +69,10 @@ def test_two_processes_make_the_rounds_of_one(tmp_path: Path) -> None:
                 # the mean of the processes' means over their items
                 losses = [model(x[rows], a[rows]).loss / n for rows, n in zip(halves, counted, strict=True)]
                 (sum(losses) / 2).backward()
-        torch.testing.assert_close(model.objective.targets, targets)
-        torch.testing.assert_close(model.objective.confusion(), confusion)
+        assert_close(model.objective.targets, targets)
+        assert_close(model.objective.confusion(), confusion)
         if not incremental:
-            torch.testing.assert_close([p.grad for p in model.parameters()], gradients)
+            assert_close([p.grad for p in model.parameters()], gradients)
 
 
 if __name__ == "__main__":

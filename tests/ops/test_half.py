@@ -7,19 +7,18 @@ from functools import partial
 from typing import Any
 
 import pytest
-import test_joint_ops
-import test_ops
 import torch
 from support import op_checks
+from support.compare import assert_close, assert_same
 from support.halves import DTYPES, READERS, check_every_number, check_half, half_problem, halved, to
-from support.op_checks import leaf
+from support.op_arguments import arguments
+from support.op_checks import leaf, native
 from support.pairs import make_pairs
 from support.problems import Problem, make_problem
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import crowdnal
 import crowdnal.functional as F
 from crowdnal import reference
 
@@ -34,7 +33,9 @@ def make(seed: int = 3, num_annotators: int = 5) -> Problem:
 
 def matrices(p: Problem, name: str, dtype: torch.dtype) -> Tensor:
     """What the loss of this name takes, [R, ., .]."""
-    confusion = p.stored if name.split()[0] in ("mixture", "marginal", "posterior", "evidence") else p.confusion
+    confusion = (
+        p.stored if name.split()[0] in ("mixture", "marginal", "posterior", "label_log_likelihood") else p.confusion
+    )
     return confusion.to(dtype)
 
 
@@ -65,7 +66,7 @@ def losses(p: Problem, dtype: torch.dtype, **options: Any) -> dict[str, Loss]:
     return out | {
         "mix": lambda z, w: F.mix(z, w, a),
         "mix_items": lambda z, w: F.mix_items(grad, w, a) * z,
-        "evidence": lambda z, w: F.evidence(w, a, weight=weight) * z,
+        "label_log_likelihood": lambda z, w: F.label_log_likelihood(w, a, weight=weight) * z,
         "pairs": pair,
     }
 
@@ -94,9 +95,7 @@ def gradients(loss: Loss, scores: Tensor, confusion: Tensor, order: int) -> list
 def test_ops_compute_in_single(name: str, dtype: torch.dtype) -> None:
     for sizes in ((8, 5, 4, 3, 4), (30, 2, 20, 21, 9), (0, 3, 2, 2, 1), (3, 900, 5, 5, 3)):
         problem = half_problem(sizes, dtype)
-        source = test_joint_ops if name in test_joint_ops.NAMES else test_ops
-        made = make_pairs(problem, 2).arguments if "pair" in name else lambda n, p=problem, s=source: s.arguments(p, n)
-        for args in made(name):
+        for args in arguments(problem, name):
             check_half(getattr(ops, name), name, args, dtype, exact=True)
             if problem.annotations.num_items == 8:
                 op_checks.check_layouts(getattr(ops, name), halved(name, args, dtype))
@@ -106,21 +105,20 @@ def test_ops_compute_in_single(name: str, dtype: torch.dtype) -> None:
 
 @dtypes
 def test_every_number_is_read_as_it_is(dtype: torch.dtype) -> None:
-    check_every_number(ops.evidence, dtype)
+    check_every_number(ops.label_log_likelihood, dtype)
 
 
 @dtypes
 def test_select_keeps_the_dtype(dtype: torch.dtype) -> None:
     confusion = torch.randn(300, 5, 7).to(dtype)
     chosen = torch.randint(300, (1000,), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(ops.select(confusion, chosen), confusion[chosen])
+    assert_same(ops.select(confusion, chosen), confusion[chosen])
 
 
-@pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
+@native
 def test_annotators_out_of_range_are_refused_before_their_matrices_are_read() -> None:
-    for name, position in (("mix", 4), ("evidence", 4), ("em_step", 4)):
-        source = test_ops if name == "mix" else test_joint_ops
-        args = list(halved(name, source.arguments(make(), name)[-1], torch.bfloat16))
+    for name, position in (("mix", 4), ("label_log_likelihood", 4), ("em_step", 4)):
+        args = list(halved(name, arguments(make(), name)[-1], torch.bfloat16))
         args[position] = args[position] + 10**6
         with pytest.raises(RuntimeError, match="out of range"):
             getattr(ops, name)(*args)
@@ -142,29 +140,29 @@ def test_values_and_gradients_are_those_of_converted_matrices(name: str, order: 
         assert one.dtype == other.dtype
         rounded = order == 2 or name == "pairs" or one.dtype == dtype  # gradients are, to the dtype of their leaf
         eps = 4 * torch.finfo(dtype).eps * (1 + other.abs().max().item()) if rounded else 1e-5
-        torch.testing.assert_close(one, other, rtol=eps, atol=eps)
+        assert_close(one, other, rtol=eps, atol=eps)
     assert ours[0].dtype == torch.float32 and dtype in {g.dtype for g in ours}
 
 
 @dtypes
 def test_gradients_of_the_weight(dtype: torch.dtype) -> None:
-    """They read rows of the matrices: the derivative of `evidence` for its weight, also twice and in forward mode."""
+    """They read rows of the matrices: the derivative of `label_log_likelihood` for its weight, of both orders."""
     p = make()
     z, stored, rest = p.scores.float(), p.stored.to(dtype), p.annotations
     both = []
     for table in (stored, stored.float()):
         weight, w = leaf(p.weight.float()), leaf(table)
-        value = (F.evidence(w, rest, weight=weight) * z).sum()
+        value = (F.label_log_likelihood(w, rest, weight=weight) * z).sum()
         value = value + F.crowd_marginal_nll(z.log_softmax(1), w, rest, normalization="none", weight=weight)
         value = value + F.crowd_mixture_nll(z.log_softmax(1), w, rest, weight=weight, reduction="sum")
         (first,) = torch.autograd.grad(value, weight, create_graph=True)
         second = torch.autograd.grad(first.square().sum(), w)[0]
-        of_weight = partial(F.evidence, table, rest)
+        of_weight = partial(F.label_log_likelihood, table, rest)
         change = torch.func.jvp(lambda u, f=of_weight: f(weight=u), (p.weight.float(),), (first.detach(),))
         both.append((value, first, second.to(dtype), *change))
     for one, other in zip(*both, strict=True):
         eps = 4 * torch.finfo(one.dtype).eps * (1 + other.abs().max().item())
-        torch.testing.assert_close(one, other, rtol=eps, atol=max(eps, 1e-5))
+        assert_close(one, other, rtol=eps, atol=max(eps, 1e-5))
 
 
 @dtypes
@@ -180,7 +178,7 @@ def test_forward_mode_and_transforms(name: str, dtype: torch.dtype) -> None:
     tolerance = 20 * torch.finfo(dtype).eps if name == "pairs" else 1e-5
     for one, other in zip((value, change), wanted, strict=True):
         assert one.dtype == torch.float32
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+        assert_close(one, other, rtol=tolerance, atol=tolerance)
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(t, v) for t, v in zip(primals, tangents, strict=True)]
         assert torch.equal(forward_ad.unpack_dual(loss(*duals)).tangent, change)
@@ -188,9 +186,9 @@ def test_forward_mode_and_transforms(name: str, dtype: torch.dtype) -> None:
     assert grad(*primals).dtype == dtype
     rows = torch.stack([scores, 2 * scores])
     batched = torch.func.vmap(loss, (0, None))(rows, confusion)
-    torch.testing.assert_close(batched, torch.stack([loss(z, confusion) for z in rows]), rtol=1e-5, atol=1e-5)
+    assert_close(batched, torch.stack([loss(z, confusion) for z in rows]), rtol=1e-5, atol=1e-5)
     each = torch.func.vmap(grad, (0, None))(rows, confusion)
-    torch.testing.assert_close(each, torch.stack([grad(z, confusion) for z in rows]), rtol=2e-2, atol=2e-2)
+    assert_close(each, torch.stack([grad(z, confusion) for z in rows]), rtol=2e-2, atol=2e-2)
     torch.func.jacfwd(torch.func.jacrev(lambda z: loss(z, confusion).square().sum()))(scores)
 
 
@@ -203,7 +201,7 @@ def test_autocast_changes_nothing(name: str, dtype: torch.dtype) -> None:
         inside = loss(*leaves)
         raw = ops.mix(p.scores.to(dtype), p.confusion.to(dtype), *p.index)
     assert inside.dtype == raw.dtype == torch.float32
-    torch.testing.assert_close(inside, loss(*leaves), rtol=1e-5, atol=1e-5)
+    assert_close(inside, loss(*leaves), rtol=1e-5, atol=1e-5)
     inside.sum().backward()
     assert leaves[1].grad is not None and leaves[1].grad.dtype == dtype
 
@@ -222,7 +220,7 @@ def test_compiled_equals_eager(name: str) -> None:
         both.append((value.detach(), *(t.grad for t in leaves)))
     for one, other in zip(*both, strict=True):
         assert one.dtype == other.dtype
-        torch.testing.assert_close(one, other)
+        assert_close(one, other)
 
 
 class Largest(TorchDispatchMode):
@@ -269,11 +267,11 @@ def test_rows_in_double_precision_raise_all() -> None:
     confusion = p.confusion.half()
     loss = F.crowd_cross_entropy(p.scores, confusion, p.annotations)
     assert loss.dtype == torch.float64
-    torch.testing.assert_close(loss, F.crowd_cross_entropy(p.scores, confusion.double(), p.annotations))
+    assert_close(loss, F.crowd_cross_entropy(p.scores, confusion.double(), p.annotations))
     (args,) = [to(a, torch.float64) for a in make_pairs(p, 2).arguments("pair_confusion")]
     mixed = F.pair_confusion(args[0].float(), args[1].half(), p.annotations)
     assert mixed.dtype == torch.float32
-    torch.testing.assert_close(mixed, F.pair_confusion(args[0].float(), args[1].half().float(), p.annotations))
+    assert_close(mixed, F.pair_confusion(args[0].float(), args[1].half().float(), p.annotations))
 
 
 def test_reference_of_every_stage_is_in_single() -> None:

@@ -7,67 +7,25 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import op_checks
+from support.compare import assert_close
+from support.op_arguments import JOINT, NORMALIZATIONS, arguments, far_below_zero
+from support.op_checks import fast, native
 from support.problems import Problem, make_problem, problems
-from torch import Tensor
 
-import crowdnal
 from crowdnal import reference
 
 ops = torch.ops.crowdnal
-NAMES = ["evidence", "counts", "joint_link", "joint_link_backward", "em_step"]
-KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
-native = pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
-fast = settings(max_examples=15, deadline=None)
-each_op = pytest.mark.parametrize("name", NAMES)
-CROWDED = make_problem(300, 2, 3, 4, 9, seed=7)  # so many annotations for each cell that `counts` goes by tables
+each_op = pytest.mark.parametrize("name", JOINT)
+CROWDED = make_problem(300, 2, 3, 4, 9, seed=7)  # so many annotations for each cell that `label_counts` goes by tables
 LONG = make_problem(2, 1, 60, 40, 1500, seed=7)  # one annotator's run beyond a block, without tables
-
-
-def log_prior(p: Problem) -> Tensor:
-    return p.scores.log_softmax(1)
-
-
-def stored(p: Problem, kind: int) -> Tensor:
-    return p.stored.log_softmax(1) if kind == reference.NONE else p.stored
-
-
-def item_grad(p: Problem) -> Tensor:
-    generator = torch.Generator().manual_seed(p.seed + 2)
-    return torch.randn(p.annotations.num_items, dtype=torch.double, generator=generator)
-
-
-def arguments(p: Problem, name: str, kind: int = reference.SOFTMAX) -> list[tuple[Any, ...]]:
-    """Argument lists that together reach every branch of an op."""
-    rest = (*p.index, p.annotations.label)
-    if name == "evidence":
-        return [(p.stored, weight, *rest) for weight in (None, p.weight)]
-    if name == "counts":
-        sizes = p.annotations.num_annotators, p.annotations.num_classes
-        return [(p.scores, weight, *rest, *sizes) for weight in (None, p.weight)]
-    if name == "em_step":
-        labels, index = p.annotations.num_classes, (p.index[0], *p.index[2:], p.annotations.label)
-        square = p.stored.new_zeros(p.stored.shape[0], labels, labels)
-        table, prior = stored(p, reference.NONE), log_prior(p)
-        starts = [(None, square, weight, *index) for weight in (None, p.weight)]
-        return [*starts, (prior, table, None, *index), (prior[:1] if len(prior) else prior, table, p.weight, *index)]
-    both = log_prior(p), stored(p, kind)
-    if name == "joint_link":
-        return [(*both, weight, *rest, kind, mean) for weight, mean in ((None, True), (p.weight, False))]
-    total, nll = torch.tensor(0.7, dtype=torch.double), item_grad(p)
-    _, _, posterior, norm = reference.joint_link(*both, p.weight, *rest, kind, True)
-    return [
-        (total, None, *both, None, *rest, posterior, norm, kind, True, True, True),
-        (None, nll, *both, p.weight, *rest, posterior, None, kind, False, False, True),
-        (total, nll, *both, p.weight, *rest, posterior, norm, kind, True, True, False),
-    ]
 
 
 @each_op
 @fast
-@given(problem=problems() | st.sampled_from([CROWDED, LONG]), kind=st.sampled_from(KINDS))
+@given(problem=problems() | st.sampled_from([CROWDED, LONG]), kind=st.sampled_from(NORMALIZATIONS))
 def test_op_equals_reference(name: str, problem: Problem, kind: int) -> None:
     for args in arguments(problem, name, kind):
         op_checks.check_values(getattr(ops, name), getattr(reference, name), args)
@@ -84,18 +42,8 @@ def test_long_segments_equal_reference(name: str, problem: Problem) -> None:
 @pytest.mark.parametrize("per_item", [2, 40])  # fewer and more annotations of an annotator than labels
 @pytest.mark.parametrize("kind", [reference.SOFTMAX, reference.SOFTPLUS])
 def test_stored_values_far_below_zero(kind: int, per_item: int) -> None:
-    """Softplus underflows in float32 near -100: single entries, whole columns, and whole matrices of them."""
-    problem = make_problem(12, 4, 5, 20, per_item, seed=4)
-    problem.confusion[0, :, 0] = -110.0
-    problem.confusion[1, 2] -= 120.0
-    problem.confusion[2] = 40 * problem.confusion[2] - 200.0
-    problem.confusion[3] *= 30.0
     for name in ("joint_link", "joint_link_backward"):
-        for args in arguments(problem, name, kind):
-            truth = op_checks.as_tuple(getattr(reference, name)(*args))
-            for inputs, tolerance in ((args, 1e-9), (op_checks.to_float(args), 2e-4)):
-                for ours, wanted in zip(op_checks.as_tuple(getattr(ops, name)(*inputs)), truth, strict=True):
-                    torch.testing.assert_close(ours.double(), wanted, rtol=tolerance, atol=tolerance)
+        op_checks.check_far_below_zero(getattr(ops, name), name, kind, far_below_zero(20, per_item))
 
 
 @each_op
@@ -121,14 +69,14 @@ def test_bitwise_equal_over_runs_and_threads(name: str, sizes: tuple[int, ...]) 
 
 @each_op
 def test_opcheck(name: str) -> None:
-    for kind in KINDS if name.startswith("joint") else (reference.NONE,):
+    for kind in NORMALIZATIONS if name.startswith("joint") else (reference.NONE,):
         for args in arguments(make_problem(5, 4, 3, 3, 3, seed=1), name, kind):
             op_checks.check_opcheck(getattr(ops, name), args, differentiable=name != "em_step")
 
 
-@pytest.mark.parametrize("name", ["evidence", "counts", "joint_link"])
+@pytest.mark.parametrize("name", ["label_log_likelihood", "label_counts", "joint_link"])
 @fast
-@given(problem=problems(max_matrices=60_000), kind=st.sampled_from(KINDS))
+@given(problem=problems(max_matrices=60_000), kind=st.sampled_from(NORMALIZATIONS))
 def test_first_gradients_equal_autograd_of_the_reference(name: str, problem: Problem, kind: int) -> None:
     for args in arguments(problem, name, kind):
         op_checks.check_first_gradients(getattr(ops, name), getattr(reference, name), args)
@@ -141,26 +89,26 @@ def test_long_segments_lose_no_accuracy() -> None:
     index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
     values, label = torch.rand(nnz, 3), torch.zeros(nnz, dtype=torch.long)
     for num_labels in (1, 20_000):
-        out = ops.counts(values, None, *index, label, 1, num_labels)
-        torch.testing.assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
+        out = ops.label_counts(values, None, *index, label, 1, num_labels)
+        assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
 
 
 @native
 def test_native_ops_refuse_what_would_read_out_of_bounds() -> None:
     p = make_problem(6, 4, 2, 3, 4, seed=2)
-    evidence, counts, joint, backward, step = (list(arguments(p, name)[-1]) for name in NAMES)
+    likelihood, counts, joint, backward, step = (list(arguments(p, name)[-1]) for name in JOINT)
     changes: list[tuple[str, list[Any], int, Callable[[Any], Any], str]] = [
-        ("evidence", evidence, 6, lambda t: t + 1, r"label\[\d+\] = 3"),
-        ("evidence", evidence, 1, lambda t: t[1:], "weight"),
-        ("evidence", evidence, 4, lambda t: t + 4, "annotator"),
-        ("evidence", evidence, 2, lambda t: t + 1, "indptr"),
-        ("counts", counts, 0, lambda t: t[1:], "values"),
-        ("counts", counts, 0, lambda t: t[0], "2 dimensions"),
-        ("counts", counts, 1, lambda t: t.float(), "dtype"),
-        ("counts", counts, 5, lambda t: t * 0, "order"),
-        ("counts", counts, 7, lambda n: n - 2, "annotator"),
-        ("counts", counts, 8, lambda n: n - 1, "label"),
-        ("counts", counts, 8, lambda n: -1, "must not be negative"),
+        ("label_log_likelihood", likelihood, 6, lambda t: t + 1, r"label\[\d+\] = 3"),
+        ("label_log_likelihood", likelihood, 1, lambda t: t[1:], "weight"),
+        ("label_log_likelihood", likelihood, 4, lambda t: t + 4, "annotator"),
+        ("label_log_likelihood", likelihood, 2, lambda t: t + 1, "indptr"),
+        ("label_counts", counts, 0, lambda t: t[1:], "values"),
+        ("label_counts", counts, 0, lambda t: t[0], "2 dimensions"),
+        ("label_counts", counts, 1, lambda t: t.float(), "dtype"),
+        ("label_counts", counts, 5, lambda t: t * 0, "order"),
+        ("label_counts", counts, 7, lambda n: n - 2, "annotator"),
+        ("label_counts", counts, 8, lambda n: n - 1, "label"),
+        ("label_counts", counts, 8, lambda n: -1, "must not be negative"),
         ("joint_link", joint, 0, lambda t: t[:, 1:], "log_prior"),
         ("joint_link", joint, 6, lambda t: t.flip(0), "order"),
         ("joint_link", joint, 1, lambda t: t[..., :0], "at least one class"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.long_segments import OUTPUTS, WHERE, check_long_segments
-from test_ops import native
+from support.op_checks import native
 
 
 @native

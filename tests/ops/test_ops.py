@@ -6,73 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import op_checks
-from support.op_checks import as_tuple, to_float
+from support.compare import assert_close
+from support.op_arguments import MIXTURE, NORMALIZATIONS, SOFTMAX, arguments, far_below_zero
+from support.op_checks import fast, native, to_float
 from support.problems import Problem, make_problem, problems
 from torch import Tensor
 
-import crowdnal
 from crowdnal import reference
 
 ops = torch.ops.crowdnal
-NORMALIZATIONS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
-native = pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
-fast = settings(max_examples=15, deadline=None)
 
 
-def log_probs(problem: Problem) -> Tensor:
-    return problem.scores.log_softmax(1)
-
-
-def arguments(problem: Problem, name: str, kind: int = reference.SOFTMAX) -> list[tuple[Any, ...]]:
-    """Argument lists that together reach every branch of an op."""
-    p, index, label = problem, problem.index, problem.annotations.label
-    grad, nll_grad = p.grad(p.confusion.shape[2]), p.grad(1).squeeze(1)
-    total = torch.tensor(0.7, dtype=torch.double)
-    if name == "mix":
-        return [(p.scores, p.confusion, *index)]
-    if name == "mix_items":
-        return [(grad, p.confusion, *index)]
-    if name == "mix_annotators":
-        return [(p.scores, grad, *index, p.annotations.num_annotators)]
-    options = [
-        (None, None, True),
-        (p.shared, p.weight, False),
-        (None, p.weight, True),
-        (p.shared, None, False),
-    ]
-    if name == "softmax_link":
-        plain = [(p.scores, p.confusion, s, None, w, *index, label, mean) for s, w, mean in options]
-        return [*plain, (p.scores, p.confusion, p.shared, p.mixing, p.weight, *index, label, True)]
-    if name == "softmax_link_backward":
-        probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, None, *index, label, True)[2]
-        rest, mixed = (p.scores, p.confusion, p.shared, None), (p.scores, p.confusion, p.shared, p.mixing)
-        return [
-            (total, None, *rest, None, *index, label, probs, True, True, True, True, False),
-            (None, nll_grad, *rest, p.weight, *index, label, probs, False, True, False, True, False),
-            (total, nll_grad, *rest, p.weight, *index, label, probs, True, False, True, False, False),
-            (total, nll_grad, *mixed, p.weight, *index, label, probs, True, True, True, True, True),
-            (total, None, *mixed, None, *index, label, probs, False, False, False, False, True),
-        ]
-    stored = p.stored.log_softmax(1) if kind == reference.NONE else p.stored
-    if name == "mixture_link":
-        return [(log_probs(p), stored, w, *index, label, kind, mean) for _, w, mean in options]
-    _, _, posterior, norm = reference.mixture_link(log_probs(p), stored, None, *index, label, kind, True)
-    rest = (log_probs(p), stored)
-    return [
-        (total, None, *rest, None, *index, label, posterior, norm, kind, True, True, True),
-        (None, nll_grad, *rest, p.weight, *index, label, posterior, None, kind, False, False, True),
-        (total, nll_grad, *rest, p.weight, *index, label, posterior, norm, kind, True, True, False),
-    ]
-
-
-ALL = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward"]
-MIXTURE = ["mixture_link", "mixture_link_backward"]
-
-
-@pytest.mark.parametrize("name", ALL + MIXTURE)
+@pytest.mark.parametrize("name", SOFTMAX + MIXTURE)
 @fast
 @given(problem=problems(), kind=st.sampled_from(NORMALIZATIONS))
 def test_op_equals_reference(name: str, problem: Problem, kind: int) -> None:
@@ -80,7 +28,7 @@ def test_op_equals_reference(name: str, problem: Problem, kind: int) -> None:
         op_checks.check_values(getattr(ops, name), getattr(reference, name), args)
 
 
-@pytest.mark.parametrize("name", ALL + MIXTURE)
+@pytest.mark.parametrize("name", SOFTMAX + MIXTURE)
 @fast
 @given(problem=problems(), kind=st.sampled_from(NORMALIZATIONS))
 def test_float32_error_is_at_most_that_of_eager(name: str, problem: Problem, kind: int) -> None:
@@ -93,39 +41,19 @@ def test_float32_error_is_at_most_that_of_eager(name: str, problem: Problem, kin
 @given(problem=problems(max_matrices=60_000), kind=st.sampled_from(NORMALIZATIONS))
 def test_first_gradients_equal_autograd_of_the_reference(name: str, problem: Problem, kind: int) -> None:
     for args in arguments(problem, name, kind):
-        results = []
-        for op in (getattr(ops, name), getattr(reference, name)):
-            leaves = [
-                a.clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
-            ]
-            inputs = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
-            loss, nll, *_ = op(*leaves)
-            results.append(torch.autograd.grad(1.3 * loss + (nll * nll).sum(), inputs, allow_unused=True))
-        for ours, wanted in zip(*results, strict=True):
-            wanted = torch.zeros_like(ours) if wanted is None else wanted
-            torch.testing.assert_close(ours, wanted, rtol=1e-8, atol=1e-8)
+        both = (lambda *given, op=op: op(*given)[:2] for op in (getattr(ops, name), getattr(reference, name)))
+        op_checks.check_first_gradients(*both, args)
 
 
 @pytest.mark.parametrize("labels", [3, 20])
 @pytest.mark.parametrize("per_item", [2, 40])  # fewer and more annotations of an annotator than labels
 @pytest.mark.parametrize("kind", [reference.SOFTMAX, reference.SOFTPLUS])
 def test_stored_values_far_below_zero(kind: int, labels: int, per_item: int) -> None:
-    """Softplus underflows in float32 near -100: single entries, whole columns, and whole matrices of them."""
-    problem = make_problem(12, 4, 5, labels, per_item, seed=4)
-    problem.confusion[0, :, 0] = -110.0
-    problem.confusion[1, 2] -= 120.0
-    problem.confusion[2] = 40 * problem.confusion[2] - 200.0
-    problem.confusion[3] *= 30.0
     for name in MIXTURE:
-        for args in arguments(problem, name, kind):
-            truth = as_tuple(getattr(reference, name)(*args))
-            for inputs, tolerance in ((args, 1e-9), (to_float(args), 2e-4)):
-                for ours, wanted in zip(as_tuple(getattr(ops, name)(*inputs)), truth, strict=True):
-                    assert ours.isfinite().all()
-                    torch.testing.assert_close(ours.double(), wanted, rtol=tolerance, atol=tolerance)
+        op_checks.check_far_below_zero(getattr(ops, name), name, kind, far_below_zero(labels, per_item))
 
 
-@pytest.mark.parametrize("name", ALL + MIXTURE)
+@pytest.mark.parametrize("name", SOFTMAX + MIXTURE)
 @fast
 @given(problem=problems(max_matrices=40_000))
 def test_layout_does_not_matter(name: str, problem: Problem) -> None:
@@ -133,7 +61,7 @@ def test_layout_does_not_matter(name: str, problem: Problem) -> None:
         op_checks.check_layouts(getattr(ops, name), args)
 
 
-@pytest.mark.parametrize("name", ALL + MIXTURE)
+@pytest.mark.parametrize("name", SOFTMAX + MIXTURE)
 @pytest.mark.parametrize("sizes", [(64, 9, 8, 8, 6), (3, 1, 5, 7, 4000), (200, 40, 33, 30, 5), (0, 3, 2, 2, 1)])
 def test_bitwise_equal_over_runs_and_threads(name: str, sizes: tuple[int, ...]) -> None:
     problem = make_problem(*sizes, seed=3)
@@ -149,7 +77,7 @@ def test_long_segments_lose_no_accuracy() -> None:
     index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
     grad = torch.rand(nnz, 3)
     out = ops.mix_annotators(torch.ones(nnz, 1), grad, *index, 1)
-    torch.testing.assert_close(out[0, 0].double(), grad.double().sum(0), rtol=3e-6, atol=0)
+    assert_close(out[0, 0].double(), grad.double().sum(0), rtol=3e-6, atol=0)
 
 
 @native
@@ -163,7 +91,7 @@ def test_nothing_of_size_annotations_times_matrix_is_allocated() -> None:
     assert 0 < allocated < 12 * problem.annotations.num_annotations * 64 * 4
 
 
-@pytest.mark.parametrize("name", ALL + MIXTURE)
+@pytest.mark.parametrize("name", SOFTMAX + MIXTURE)
 def test_opcheck(name: str) -> None:
     for kind in NORMALIZATIONS if name in MIXTURE else (reference.SOFTMAX,):
         for args in arguments(make_problem(5, 4, 3, 3, 3, seed=1), name, kind):

@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from support.op_checks import leaf, to_float
-from support.pairs import NAMES, Pairs, check_huge_values, impossible, make_pairs, pairs
+from hypothesis import given
+from support import op_checks
+from support.compare import assert_close, assert_same
+from support.op_checks import check_huge_values, fast, leaf, native, to_float
+from support.pairs import NAMES, Pairs, impossible, make_pairs, pairs
 from support.problems import make_problem
-from torch import Tensor
 
-import crowdnal
 from crowdnal import reference
 
 ops = torch.ops.crowdnal
-native = pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
-fast = settings(max_examples=20, deadline=None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,9 +23,7 @@ fast = settings(max_examples=20, deadline=None)
 @given(case=pairs())
 def test_op_equals_reference(name: str, case: Pairs) -> None:
     for args in case.arguments(name):
-        ours, wanted = (getattr(module, name)(*args) for module in (ops, reference))
-        for a, b in zip(ours, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+        op_checks.check_values(getattr(ops, name), getattr(reference, name), args)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,12 +31,7 @@ def test_op_equals_reference(name: str, case: Pairs) -> None:
 @given(case=pairs())
 def test_float32_error_is_at_most_that_of_eager(name: str, case: Pairs) -> None:
     for args in case.arguments(name):
-        truth, single = getattr(reference, name)(*args), to_float(args)
-        for o, e, t in zip(getattr(ops, name)(*single), getattr(reference, name)(*single), truth, strict=True):
-            assert o.dtype == torch.float32
-            if t.numel() > 0:
-                allowed = (e.double() - t).abs().max() + 2e-6 * (1 + t.abs().max())
-                assert (o.double() - t).abs().max() <= 2 * allowed
+        op_checks.check_float_error(getattr(ops, name), getattr(reference, name), args)
 
 
 @fast
@@ -50,27 +41,19 @@ def test_reference_backward_is_the_derivative(case: Pairs) -> None:
     leaves = leaf(difficulty), leaf(competence)
     log_q, _ = reference.pair_confusion(*leaves, *rest)
     wanted = torch.autograd.grad(log_q, leaves, case.grad)
-    for a, b in zip(reference.pair_confusion_backward(*case.backward_inputs((True, True))), wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
-def non_contiguous(tensor: Any) -> Any:
-    if not isinstance(tensor, Tensor):
-        return tensor
-    out = torch.empty(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)[..., ::2]
-    return out.copy_(tensor)
+    ours = reference.pair_confusion_backward(*case.backward_inputs((True, True)))
+    assert_close(tuple(ours), wanted, rtol=1e-9, atol=1e-9, where="gradient")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_layout_does_not_matter(name: str) -> None:
     for args in make_pairs(make_problem(9, 5, 6, 4, 4, seed=8), 3).arguments(name):
-        layouts = [(args, tuple(non_contiguous(a) for a in args))]
+        layouts = [(args, tuple(op_checks.non_contiguous(a) for a in args))]
         if name == "pair_confusion_backward":
             ones = torch.ones_like(args[0])
             layouts.append(((ones, *args[1:]), (ones[:1, :1].expand(ones.shape), *args[1:])))
         for usual, other in layouts:
-            ours, wanted = getattr(ops, name)(*other), getattr(ops, name)(*usual)
-            assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+            assert_same(getattr(ops, name)(*other), getattr(ops, name)(*usual), "output")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,18 +61,9 @@ def test_layout_does_not_matter(name: str) -> None:
 @pytest.mark.parametrize("sizes", [(64, 9, 8, 8, 6), (3, 1, 5, 7, 4000), (200, 40, 18, 30, 5), (0, 3, 2, 2, 1)])
 def test_bitwise_equal_over_runs_and_threads(name: str, scale: float, sizes: tuple[int, ...]) -> None:
     case = make_pairs(make_problem(*sizes, seed=3), 2, scale)
-    threads = torch.get_num_threads()
     for args in case.arguments(name)[:1]:
         for dtyped in (args, to_float(args)):
-            outs = []
-            try:
-                for count in (1, 2, 2):
-                    torch.set_num_threads(count)
-                    outs.append(getattr(ops, name)(*dtyped))
-            finally:
-                torch.set_num_threads(threads)
-            for other in outs[1:]:
-                assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
+            op_checks.check_bitwise(getattr(ops, name), dtyped)
 
 
 @native
@@ -107,9 +81,7 @@ def test_nothing_of_size_annotations_times_tensor_is_allocated() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str) -> None:
     for args in make_pairs(make_problem(5, 4, 3, 3, 3, seed=1), 2).arguments(name):
-        leaves = tuple(leaf(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
-        result = torch.library.opcheck(getattr(ops, name).default, leaves)
-        assert set(result.values()) == {"SUCCESS"}
+        op_checks.check_opcheck(getattr(ops, name), args)
 
 
 @native
@@ -143,5 +115,4 @@ def test_huge_values_are_right_in_float32(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_impossible_pairs_equal_the_reference(name: str) -> None:
     for args in impossible().arguments(name):
-        for ours, wanted in zip(getattr(ops, name)(*args), getattr(reference, name)(*args), strict=True):
-            torch.testing.assert_close(ours, wanted)
+        assert_close(getattr(ops, name)(*args), getattr(reference, name)(*args), where="output")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_packaging import LIBRARIES, python
+from support.installation import LIBRARIES, python
 
 
 def test_native_library_needs_only_the_stable_abi() -> None:

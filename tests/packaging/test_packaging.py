@@ -17,24 +17,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.installation import LIBRARIES, PACKAGE, python
 
 import crowdnal
 from crowdnal._utils.extras import require
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = Path(crowdnal.__file__).parent
-LIBRARIES = sorted(PACKAGE.glob("_c*.so"))
 HEAVY = {"matplotlib", "pandas", "rich", "sklearn", "timm"}
 PROVIDED_AS = {"sklearn": "scikit-learn", "PIL": "pillow"}
-
-
-def python(code: str, cwd: Path, **env: str) -> str:
-    """Runs code in a new interpreter that does not see the working directory's packages."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_close
 from torch import nn
 
 import crowdnal
@@ -22,12 +23,12 @@ def test_levels_have_their_shares_and_labels_their_confusions() -> None:
     a = made.annotations
     assert a.num_annotators == 2000 and made.confusion.shape == (2000, 3, 3)
     share = torch.bincount(made.groups, minlength=3) / 2000
-    torch.testing.assert_close(share, torch.tensor([0.25, 0.55, 0.2]), atol=0.04, rtol=0)
+    assert_close(share, torch.tensor([0.25, 0.55, 0.2]), atol=0.04, rtol=0)
     counts = a.counts.double()
     assert counts.min() >= 1 and abs(float(counts.mean()) - 5) < 0.15
     assert abs(float(counts.var()) - 5) < 0.6  # Binomial(2000, 5 / 2000)
     by_level = a.regroup(made.groups, 3)
-    torch.testing.assert_close(metrics.empirical_confusion(TRUTH, by_level), LEVELS.double(), atol=0.04, rtol=0)
+    assert_close(metrics.empirical_confusion(TRUTH, by_level), LEVELS.double(), atol=0.04, rtol=0)
     again = ability_levels(TRUTH, LEVELS, (0.25, 0.55, 0.2), 2000, annotations_per_item=5, seed=1).annotations
     assert torch.equal(a.label, again.label) and torch.equal(a.annotator, again.annotator)
     few = ability_levels(TRUTH[:50], LEVELS, (0.0, 0.0, 1.0), 2, annotations_per_item=0.1, seed=0)
@@ -57,9 +58,9 @@ def test_noise_on_the_weights_makes_confusions() -> None:
     before, inputs = model.weight.clone(), torch.eye(3)[TRUTH]
     made = perturbed_confusions(model, inputs, TRUTH, (0.0, 5.0), seed=2)
     assert made.shape == (2, 3, 3) and torch.equal(model.weight, before)
-    torch.testing.assert_close(made.sum(2), torch.ones(2, 3, dtype=made.dtype))
+    assert_close(made.sum(2), torch.ones(2, 3, dtype=made.dtype))
     expected = (1000 * torch.eye(3, dtype=torch.double) + 1) / 1003  # one label is added to every cell
-    torch.testing.assert_close(made[0], expected)
+    assert_close(made[0], expected)
     assert made[1].diagonal().mean() < 0.9
     assert torch.equal(made, perturbed_confusions(model, inputs, TRUTH, (0.0, 5.0), seed=2))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compare import assert_close
 
 from crowdnal import simulation
 from crowdnal.metrics import empirical_confusion, spammer_score
@@ -30,15 +31,15 @@ def test_confusions_are_distributions_with_the_accuracy_asked_for(annotators: in
     ]
     for confusion in made:
         assert confusion.shape == (annotators, classes, classes) and bool((confusion >= 0).all())
-        torch.testing.assert_close(confusion.sum(2), torch.ones(annotators, classes))
+        assert_close(confusion.sum(2), torch.ones(annotators, classes))
         expected = right if classes > 1 else 1.0
         diagonal = confusion.diagonal(dim1=1, dim2=2)
-        torch.testing.assert_close(diagonal, torch.full((annotators, classes), expected))
+        assert_close(diagonal, torch.full((annotators, classes), expected))
 
 
 def test_symmetric() -> None:
     confusion = symmetric_confusions(2, 3, [0.4, 1.0])
-    torch.testing.assert_close(confusion[0], torch.tensor([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]]))
+    assert_close(confusion[0], torch.tensor([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]]))
     assert torch.equal(confusion[1], torch.eye(3))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.compare import assert_close
 from torch import Tensor
 
 from crowdnal.simulation import CommonAndIndividual, common_and_individual
@@ -32,11 +33,11 @@ def test_labels_follow_the_confusion_they_are_from() -> None:
         counts = torch.zeros(C, C).index_put((k[of], a.label[of]), torch.ones(int(of.sum())), accumulate=True)
         return counts / counts.sum(1, keepdim=True)
 
-    torch.testing.assert_close(shares(made.source), common, atol=0.02, rtol=0)
+    assert_close(shares(made.source), common, atol=0.02, rtol=0)
     for r in range(R):
         mine = a.annotator == r
-        torch.testing.assert_close(shares(mine & ~made.source), individual[r], atol=0.05, rtol=0)
-        torch.testing.assert_close(shares(mine & made.source), common, atol=0.05, rtol=0)
+        assert_close(shares(mine & ~made.source), individual[r], atol=0.05, rtol=0)
+        assert_close(shares(mine & made.source), common, atol=0.05, rtol=0)
     likely = made.omega > made.omega.median()
     for half in (likely, ~likely):  # omega is the probability of the source
         assert made.source[half].double().mean() == pytest.approx(made.omega[half].mean().item(), abs=0.01)
@@ -57,16 +58,16 @@ def test_contrast_spreads_omega() -> None:
 
 def test_patterns_and_strengths() -> None:
     made = make(common_strength=0.6, individual_strength=0.25)
-    torch.testing.assert_close(made.common.diagonal(), torch.full((C,), 0.4))
-    torch.testing.assert_close(made.individual.diagonal(dim1=1, dim2=2), torch.full((R, C), 0.75))
+    assert_close(made.common.diagonal(), torch.full((C,), 0.4))
+    assert_close(made.individual.diagonal(dim1=1, dim2=2), torch.full((R, C), 0.75))
     assert ((made.common > 0).sum(1) == 2).all() and ((made.individual > 0).sum(2) == 2).all()
     swapped = make(pattern="symmetric", common_strength=0.6).common
-    torch.testing.assert_close(swapped, swapped.t())
-    torch.testing.assert_close(swapped.diagonal(), torch.full((C,), 0.4))
+    assert_close(swapped, swapped.t())
+    assert_close(swapped.diagonal(), torch.full((C,), 0.4))
     truth = torch.arange(5)
     odd = common_and_individual(truth, torch.randn(5, 2), 3, pattern="symmetric").common
     assert sorted(odd.diagonal().tolist()) == pytest.approx([0.6] * 4 + [1.0])
-    torch.testing.assert_close(odd.sum(1), torch.ones(5))
+    assert_close(odd.sum(1), torch.ones(5))
 
 
 def test_seeds_and_sizes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.compare import assert_close
 
 from crowdnal.metrics import empirical_confusion
 from crowdnal.simulation import SETTINGS, sparse_crowd
@@ -15,7 +16,7 @@ TRUTH = torch.arange(4000) % 10
 def test_annotators_do_what_their_confusions_say(setting):
     crowd = sparse_crowd(TRUTH, setting, num_annotators=20, annotations_per_item=20, seed=3)
     assert crowd.confusions.shape == (20, 10, 10)
-    torch.testing.assert_close(crowd.confusions.sum(-1), torch.ones(20, 10))
+    assert_close(crowd.confusions.sum(-1), torch.ones(20, 10))
     found = empirical_confusion(torch.eye(10)[TRUTH], crowd.annotations)
     assert (found - crowd.confusions).abs().max() < 0.12  # 400 items of a class
     assert (found - crowd.confusions).abs().mean() < 0.012

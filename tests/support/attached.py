@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from crowdnal.data import Annotations
 from crowdnal.objectives import CrowdLayer, GeoCrowdNet, MajorityVote, SoftMajorityVote, TraceRegularized
+from support.compare import assert_close
 
 C, R = 4, 6
 ATTACHED = {
@@ -35,6 +36,19 @@ def mlp(dim: int = 5, outputs: int = C) -> nn.Sequential:
     return nn.Sequential(nn.Linear(dim, 8), nn.ReLU(), nn.Linear(8, outputs))
 
 
+def check_functional_call(model: nn.Module) -> None:
+    """Gradients by torch.func are those of backward."""
+    x, annotations = torch.randn(3, 5), labels(3)
+    parameters = {key: value.detach() for key, value in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, parameters, (x, annotations)).loss
+
+    gradients = torch.func.grad(loss)(parameters)
+    model(x, annotations).loss.backward()
+    assert_close(gradients, {key: p.grad for key, p in model.named_parameters()}, where="gradient")
+
+
 def check_compiled(
     model: nn.Module,
     annotate: Callable[[int], Annotations] = lambda seed: labels(5, seed),
@@ -54,5 +68,5 @@ def check_compiled(
             loss = run(x, annotations).loss
             loss.backward()
             found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-        torch.testing.assert_close(found[1], found[0], **tolerance)
+        assert_close(found[1], found[0], **tolerance, where="loss, gradients")
     assert counter.frame_count == 1

@@ -1,12 +1,14 @@
-"""Annotations for the tests: drawn by hypothesis, built from lists, and back to lists."""
+"""Annotations for the tests: drawn by hypothesis, built from lists and back to lists, simulated."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
 from crowdnal.data import Annotations
+from crowdnal.simulation import simulate
 
 NAN = float("nan")
 Rows = list[list[tuple[int, int]]]  # for each item its (annotator, label) pairs
@@ -69,3 +71,21 @@ def crowd(items: int = 24, annotators: int = 5, classes: int = 3, seed: int = 0)
         "sure": generator.random(len(task)),
     }
     return Annotations.from_long(data, items=names, annotators=annotators, classes=classes, weight="sure")
+
+
+def simulated(classes: int, annotators: int, items: int) -> tuple[Annotations, Tensor, Tensor]:
+    """(annotations, truth, confusions); some rows of a confusion hold little, so that counts of 0 occur."""
+    generator = torch.Generator().manual_seed(classes)
+    noise = 2 * torch.randn(annotators, classes, classes, generator=generator, dtype=torch.double)
+    confusion = (noise + 3 * torch.eye(classes)).softmax(2)
+    truth = torch.randint(classes, (items,), generator=generator)
+    return simulate(truth, confusion, annotations_per_item=5, seed=1), truth, confusion
+
+
+def coins(seed: int = 0) -> tuple[Annotations, Tensor, Tensor]:
+    """(annotations, truth, reliabilities) of 40 annotators who are right with .3 to .95, 4 classes."""
+    reliability = torch.linspace(0.3, 0.95, 40, dtype=torch.double)
+    eye = torch.eye(4, dtype=torch.bool)
+    confusion = torch.where(eye, reliability.view(-1, 1, 1), (1 - reliability.view(-1, 1, 1)) / 3)
+    truth = torch.randint(4, (400,), generator=torch.Generator().manual_seed(seed))
+    return simulate(truth, confusion, annotations_per_item=8, seed=seed), truth, reliability

@@ -1,15 +1,25 @@
-"""What every op family is checked for: values, float32 error, layouts, determinism, derivatives of both orders."""
+"""What every op is checked for: values, float32 error, layouts, determinism, derivatives of both orders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-Arguments = tuple[Any, ...]
+import crowdnal
+from crowdnal import reference
+from support.compare import assert_close, assert_same, assert_within
+from support.op_arguments import Arguments, arguments
+from support.pairs import make_pairs
+from support.problems import Problem, make_problem
+
+native = pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="a promise of the native kernels alone")
+fast = settings(max_examples=15, deadline=None)
 Op = Callable[..., Any]
 
 
@@ -36,25 +46,50 @@ def non_contiguous(tensor: Any) -> Any:
     return out.copy_(tensor)
 
 
-def check_values(op: Op, reference: Op, args: Arguments) -> None:
-    for ours, wanted in zip(as_tuple(op(*args)), as_tuple(reference(*args)), strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
+def check_values(op: Op, plain: Op, args: Arguments) -> None:
+    assert_close(as_tuple(op(*args)), as_tuple(plain(*args)), rtol=1e-9, atol=1e-9, where="output")
 
 
-def check_float_error(op: Op, reference: Op, args: Arguments) -> None:
+def check_float_error(op: Op, plain: Op, args: Arguments) -> None:
     """At most twice that of eager float32 plus 2e-6 of the largest value."""
     single = to_float(args)
-    results = zip(*(as_tuple(out) for out in (op(*single), reference(*single), reference(*args))), strict=True)
-    for ours, eager, truth in results:
+    results = zip(*(as_tuple(out) for out in (op(*single), plain(*single), plain(*args))), strict=True)
+    for n, (ours, eager, truth) in enumerate(results):
         assert ours.dtype == torch.float32
-        if truth.numel() > 0:
-            allowed = (eager.double() - truth).abs().max() + 2e-6 * (1 + truth.abs().max())
-            assert (ours.double() - truth).abs().max() <= 2 * allowed
+        assert_within(ours, truth, float_error(eager, truth), f"output {n}")
+
+
+def float_error(eager: Tensor, truth: Tensor) -> float:
+    """What float32 may be off by, where eager float32 gives `eager`."""
+    if truth.numel() == 0:
+        return 0.0
+    return 2 * float((eager.double() - truth).abs().max() + 2e-6 * (1 + truth.abs().max()))
+
+
+def check_single(op: Op, plain: Op, args: Arguments, tolerance: float) -> None:
+    """In float32, against the reference in float64."""
+    ours, wanted = as_tuple(op(*to_float(args))), as_tuple(plain(*args))
+    assert_close([out.double() for out in ours], list(wanted), rtol=tolerance, atol=tolerance, where="output")
+
+
+def check_far_below_zero(op: Op, name: str, kind: int, problem: Problem) -> None:
+    for args in arguments(problem, name, kind):
+        check_values(op, getattr(reference, name), args)
+        check_single(op, getattr(reference, name), args, 2e-4)
+
+
+def check_huge_values(op: Op, name: str, latents: int = 3) -> None:
+    """Of `op`, which computes in float32 what the op of pairs of that name does."""
+    case = make_pairs(make_problem(12, 5, 7, 6, 4, seed=9), latents)
+    case.difficulty.sign_().mul_(200)  # integers: exact in float32
+    case.competence.mul_(100).round_()
+    for args in case.arguments(name):
+        check_single(op, getattr(reference, name), args, 1e-5)
+        assert all(out.isfinite().all() for out in op(*to_float(args)))
 
 
 def check_layouts(op: Op, args: Arguments) -> None:
-    strided = as_tuple(op(*(non_contiguous(a) for a in args)))
-    assert all(torch.equal(a, b) for a, b in zip(strided, as_tuple(op(*args)), strict=True))
+    assert_same(as_tuple(op(*(non_contiguous(a) for a in args))), as_tuple(op(*args)), "output")
 
 
 def check_bitwise(op: Op, args: Arguments, threads: Iterable[int] = (1, 2, 2)) -> None:
@@ -66,19 +101,18 @@ def check_bitwise(op: Op, args: Arguments, threads: Iterable[int] = (1, 2, 2)) -
     finally:
         torch.set_num_threads(before)
     for other in outs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
+        assert_same(other, outs[0], "output")
 
 
-def check_first_gradients(op: Op, reference: Op, args: Arguments) -> None:
+def check_first_gradients(op: Op, plain: Op, args: Arguments) -> None:
     grads = []
-    for function in (op, reference):
+    for function in (op, plain):
         inputs = leaves(args)
         total = sum(out.square().sum() + 1.3 * out.sum() for out in as_tuple(function(*inputs)))
         wanted = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]
         grads.append(torch.autograd.grad(total, wanted, allow_unused=True))
-    for ours, theirs in zip(*grads, strict=True):
-        theirs = torch.zeros_like(ours) if theirs is None else theirs
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+    wanted = [torch.zeros_like(a) if b is None else b for a, b in zip(*grads, strict=True)]
+    assert_close(list(grads[0]), wanted, rtol=1e-8, atol=1e-8, where="gradient")
 
 
 def check_opcheck(op: Any, args: Arguments, differentiable: bool = True) -> None:

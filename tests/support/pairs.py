@@ -11,7 +11,6 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.data import Annotations
-from support.op_checks import Op, to_float
 from support.problems import Problem, make_problem, problems
 
 NAMES = ["pair_confusion", "pair_confusion_backward"]
@@ -60,17 +59,6 @@ def pairs(draw: st.DrawFn, max_matrices: int = 50_000) -> Pairs:
     """Scales up to where sums of float32 and float64 exponentials underflow."""
     scale = draw(st.sampled_from([1.0, 1.0, 5.0, 40.0, 300.0]))
     return make_pairs(draw(problems(max_matrices)), draw(st.integers(1, 5)), scale)
-
-
-def check_huge_values(op: Op, name: str, latents: int = 3) -> None:
-    """Of `op`, which computes in float32 what the op of that name does."""
-    case = make_pairs(make_problem(12, 5, 7, 6, 4, seed=9), latents)
-    case.difficulty.sign_().mul_(200)  # integers: exact in float32
-    case.competence.mul_(100).round_()
-    for args in case.arguments(name):
-        for ours, wanted in zip(op(*to_float(args)), getattr(reference, name)(*args), strict=True):
-            assert ours.isfinite().all()
-            torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def impossible() -> Pairs:

@@ -19,7 +19,7 @@ import crowdnal
 from crowdnal import cli
 from crowdnal.objectives import OBJECTIVES, CrowdLayer, TraceRegularized
 from crowdnal.train import InputError, demo
-from crowdnal.train.config import parse_options
+from crowdnal.train.options import parse_options
 from crowdnal.train.progress import Reporter
 
 
@@ -162,7 +162,7 @@ def test_killed_in_an_epoch(root, tmp_path):
         assert process.wait() == -signal.SIGKILL
     done = torch.load(checkpoint, weights_only=True)["progress"]["epoch"]
     assert 0 < done < 15 and not (settings.out / "metrics.json").exists()
-    (settings.out / ".checkpoint.pt.1.tmp").write_bytes(b"half")  # as if killed while writing
+    (settings.out / ".checkpoint.pt.1.crowdnal.tmp").write_bytes(b"half")  # as if killed while writing
     assert go(settings, resume=True).metrics["epochs"] == 15
     whole = go(config(root, tmp_path / "whole", epochs=15, holdout=0.1, schedule="cosine"))
     assert same_weights(settings.out, whole.out)
@@ -202,8 +202,10 @@ def test_missing_arguments(capsys):
 
 def test_objectives(capsys):
     assert cli.main(["objectives"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    listed, advice = capsys.readouterr().out.split("\n\n")
+    lines = listed.splitlines()
     assert [line.split()[0] for line in lines] == list(OBJECTIVES) and all(len(line) > 40 for line in lines)
+    assert "`" not in listed and all(name in OBJECTIVES for name in re.findall(r"\b[a-z]+(?:-[a-z]+)+\b", advice))
 
 
 def test_demo_tells_what_it_measured(tmp_path, capsys, monkeypatch):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 import safetensors.torch
 import timm
 import torch
 from PIL import Image
+from support.compare import assert_close
 from support.small_run import (
     CLASSES,
     UNSEEN,
@@ -98,7 +98,7 @@ def test_model_is_a_plain_timm_model(frozen_run, root):
         with torch.inference_mode():
             probs = model.eval()(images).softmax(1)
         assert [CLASSES[k] for k in probs.argmax(1)] == list(labels.model_label)
-        np.testing.assert_allclose(probs.max(1).values, labels.model_probability.astype(float), atol=1e-4)
+        assert_close(probs.max(1).values, labels.model_probability.astype(float), atol=1e-4)
     described = json.loads((out / "config.json").read_text())
     assert described["label_names"] == list(CLASSES)
     # the preprocessing that was used comes back from the folder alone
@@ -107,7 +107,7 @@ def test_model_is_a_plain_timm_model(frozen_run, root):
     assert selected.num_classes == 3
     objective = CrowdLayer(3, len(WORKERS))
     objective.load_state_dict(safetensors.torch.load_file(out / "objective.safetensors"))
-    torch.testing.assert_close(objective.confusion().double(), frozen_run.estimates.confusion)
+    assert_close(objective.confusion().double(), frozen_run.estimates.confusion)
 
 
 def test_selected_weights_are_those_of_the_selected_epoch(root, tmp_path):
@@ -238,7 +238,7 @@ def test_head_on_features_is_the_model(name):
     head = features.frozen_head(model, 0.3, name, (3, 32, 32))
     images = torch.randn(5, 3, 32, 32)
     with torch.inference_mode():
-        torch.testing.assert_close(head(features.pre_logits(model, images)), model(images))
+        assert_close(head(features.pre_logits(model, images)), model(images))
     own = {id(p) for p in model.get_classifier().parameters()}
     assert {id(p) for p in head.parameters()} == own  # trained in place
 

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from support.attached import ATTACHED, C, R, labels, mlp
+from support.compare import assert_close
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -112,16 +113,16 @@ def test_features_are_pre_logits_and_logits_are_the_models(head):
     model.eval()
     with torch.no_grad():
         logits, features = model.logits_and_features(images)
-        torch.testing.assert_close(logits, backbone(images))
+        assert_close(logits, backbone(images))
         expected = backbone.forward_head(backbone.forward_features(images), pre_logits=True)
-        torch.testing.assert_close(features, expected)
+        assert_close(features, expected)
     assert model._single_head == (head not in ("two heads", "two heads with batch norm", "own classifier module"))
 
     model.train()
     output = model(images, labels(3))
     assert output.logits.shape == (3, C)
     if model._single_head:  # one pass of the head: the features seen are those behind these very logits
-        torch.testing.assert_close(backbone.get_classifier()(model.objective.seen), output.logits)
+        assert_close(backbone.get_classifier()(model.objective.seen), output.logits)
 
 
 def test_frozen_modes_survive_the_check():
@@ -162,11 +163,11 @@ class Scaled(nn.Module):
 def test_a_model_that_does_more_than_its_classifier_is_noticed():
     x = torch.randn(3, 5)
     model = attach(Scaled(False), WithFeatures(C, R))
-    torch.testing.assert_close(model(x, labels(3)).logits, model.backbone(x))
+    assert_close(model(x, labels(3)).logits, model.backbone(x))
     with pytest.raises(ValueError, match="features="):
         attach(Scaled(True), WithFeatures(C, R))(x, labels(3))
     model = attach(Scaled(True), WithFeatures(C, R), features=nn.Flatten())
-    torch.testing.assert_close(model(x, labels(3)).logits, model.backbone(x))
+    assert_close(model(x, labels(3)).logits, model.backbone(x))
     assert torch.equal(model.objective.seen, x)
 
 
@@ -215,7 +216,7 @@ def test_timm_ema():
     train(model, torch.randn(6, 5), labels(6))
     ema.update(model)
     for key, value in ema.module.state_dict().items():
-        torch.testing.assert_close(value, (start[key] + model.state_dict()[key]) / 2)
+        assert_close(value, (start[key] + model.state_dict()[key]) / 2)
     assert ema.module(torch.randn(2, 5)).shape == (2, C)
 
 
@@ -226,7 +227,7 @@ def test_any_module_with_dense_targets():
     model = attach(mlp(), CrowdLayer(C, R))
     x = torch.randn(3, 5)
     dense = labels(3).to_dense()
-    torch.testing.assert_close(model(x, dense).loss, model(x, labels(3)).loss)
+    assert_close(model(x, dense).loss, model(x, labels(3)).loss)
     assert torch.equal(model(x, dense).logits, model(x))
 
 
@@ -252,7 +253,7 @@ def test_where_features_come_from():
 
     model = attach(Pair(), WithFeatures(C, R))
     output = model(x, labels(3))
-    torch.testing.assert_close(model.objective.seen, model.backbone(x)[1])
+    assert_close(model.objective.seen, model.backbone(x)[1])
     assert torch.equal(output.logits, model(x))
     assert attach(Pair(), CrowdLayer(C, R))(x, labels(3)).loss.isfinite()
 

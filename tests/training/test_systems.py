@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from support.attached import ATTACHED, C, R, check_compiled, labels, mlp
+from support.attached import ATTACHED, C, R, check_compiled, check_functional_call, mlp
+from support.compare import assert_close
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.func import functional_call, grad
 
 from crowdnal.data import Annotations
 from crowdnal.training import attach
@@ -20,17 +20,7 @@ from crowdnal.training import attach
 
 @pytest.mark.parametrize("objective", ATTACHED)
 def test_functional_call_and_func_grad(objective):
-    model = attach(mlp(), ATTACHED[objective](C, R))
-    x, annotations = torch.randn(3, 5), labels(3)
-    parameters = {key: value.detach() for key, value in model.named_parameters()}
-
-    def loss(parameters):
-        return functional_call(model, parameters, (x, annotations)).loss
-
-    gradients = grad(loss)(parameters)
-    model(x, annotations).loss.backward()
-    for key, parameter in model.named_parameters():
-        torch.testing.assert_close(gradients[key], parameter.grad)
+    check_functional_call(attach(mlp(), ATTACHED[objective](C, R)))
 
 
 # torch.compile
@@ -72,7 +62,7 @@ def worker(rank: int, rendezvous: str, out: str) -> None:
         fully_shard(sharded, mesh=mesh)
         sharded(*shard(rank)).loss.backward()
         for key, p in sharded.named_parameters():
-            torch.testing.assert_close(p.grad.full_tensor(), results[name][key])
+            assert_close(p.grad.full_tensor(), results[name][key])
         if sharded.objective.models_annotators:
             assert torch.equal(sharded.objective.confusion(), model.module.objective.confusion())
     if rank == 0:
@@ -99,7 +89,7 @@ def test_ddp_and_fsdp_with_annotators_unseen_on_a_rank(tmp_path):
             model.objective.trace_weight = 0.0
         model(x, Annotations.from_dense(dense, num_classes=C)).loss.backward()
         for key, parameter in model.named_parameters():
-            torch.testing.assert_close(2 * results[name][key], parameter.grad, msg=lambda m, k=key: f"{k}: {m}")
+            assert_close(2 * results[name][key], parameter.grad, where=key)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from crowdnal import ops, reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add, call, save
-from crowdnal.functional._autograd.evidence import counts, evidence
+from crowdnal.functional._autograd.label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.functional.segments import finite, row_products
 
 _ops = torch.ops.crowdnal
@@ -53,7 +53,7 @@ class JointLink(OpFunction):
             dt = _centred(posterior, grad_posterior)
             dlog_prior = add(dlog_prior if needs[0] else None, dt)
             if needs[1]:
-                grad = counts(dt, weight, index, label, *confusion.shape[:2])
+                grad = label_counts(dt, weight, index, label, *confusion.shape[:2])
                 dconfusion = add(dconfusion, reference.log_confusion_vjp(confusion, grad, ctx.normalization))
         if need_weight and (dlog_prior is not None or dconfusion is not None):
             u = reference.item_upstream(grad_loss, grad_nll, index[0], posterior, ctx.mean)
@@ -161,22 +161,22 @@ class _Joint:
         self.log_a = reference.log_confusion(confusion, normalization)
 
     def value(self) -> Tensor:
-        return self.log_prior + evidence(self.log_a, self.weight, *self.annotations)
+        return self.log_prior + label_log_likelihood(self.log_a, self.weight, *self.annotations)
 
     def tangent(self, log_prior_t: Tensor | None, confusion_t: Tensor | None, weight_t: Tensor | None) -> Any:
         """None where all three are."""
         if confusion_t is not None:
             change = reference.log_confusion_jvp(self.confusion, confusion_t, self.normalization)
-            confusion_t = evidence(change, self.weight, *self.annotations)
+            confusion_t = label_log_likelihood(change, self.weight, *self.annotations)
         if weight_t is not None:
-            weight_t = evidence(finite(self.log_a), weight_t, *self.annotations)
+            weight_t = label_log_likelihood(finite(self.log_a), weight_t, *self.annotations)
         return add(log_prior_t, confusion_t, weight_t)
 
     def pull_back(self, g: Tensor, q: Tensor, confusion_t: Tensor | None, weight_t: Tensor | None) -> Tensor:
         """Change of the confusion's gradient when g [B, C], the gradient for t, changes by q."""
 
         def count(values: Tensor, weight: Tensor | None) -> Tensor:
-            return counts(values, weight, *self.annotations, *self.confusion.shape[:2])
+            return label_counts(values, weight, *self.annotations, *self.confusion.shape[:2])
 
         change = count(q, self.weight)
         if weight_t is not None:

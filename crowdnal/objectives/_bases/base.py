@@ -32,6 +32,7 @@ from typing import Any, ClassVar, TypedDict
 import torch
 from torch import Tensor, nn
 
+from crowdnal import metrics
 from crowdnal._utils.options import check_choice, check_integer
 from crowdnal.aggregation import posterior
 from crowdnal.data import Annotations, as_annotations
@@ -151,8 +152,8 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal (min(C, K) cells); 1 = always right."""
-        return self.confusion().diagonal(dim1=1, dim2=2).mean(-1)
+        """``[R]``: :func:`crowdnal.metrics.reliability` of the confusions, balanced accuracy; 1 = always right."""
+        return metrics.balanced_accuracy(self.confusion().diagonal(dim1=1, dim2=2), self.num_classes)
 
     def penalty(self, annotations: Annotations) -> Tensor | None:
         """Regulariser: a scalar that ``loss`` adds once to a reduced, non-empty batch; None = none."""

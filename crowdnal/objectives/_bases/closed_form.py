@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from crowdnal.aggregation import (
+from crowdnal.aggregation import vote_proportions
+from crowdnal.aggregation.em import (
     FLOOR,
     check_gold,
     check_prior,
     check_smoothing,
     classes_of,
-    log_shares,
+    log_proportions,
     possible,
     pseudo_counts_of,
-    vote_proportions,
 )
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.objectives._bases.base import ObjectiveOptions
@@ -33,7 +33,7 @@ from crowdnal.objectives._bases.targets import labelled
 class KnownOptions(ObjectiveOptions, total=False):
     """What may be known of classes and confusions before training."""
 
-    gold: Tensor | None
+    gold: Any
     initial_confusion: Tensor | None
     confusion_prior: Tensor | None
 
@@ -43,7 +43,8 @@ class ClosedFormObjective(RoundsObjective):
 
     Args:
         smoothing: pseudo-count added to every cell of every confusion.
-        gold: ``[N]`` integers, known true classes of the training set, -1 where unknown. They hold throughout.
+        gold: known true classes of the training set, by position, as :func:`crowdnal.data.as_gold` takes them. They
+            hold throughout.
         initial_confusion: ``[R, C, K]``, **init only**: the first targets are an E-step with it (and every class
             equally probable) instead of the votes. It alone allows C != K.
         confusion_prior: ``[C, K]`` or ``[R, C, K]`` pseudo-counts, **held** in every M-step (a Dirichlet prior with
@@ -57,13 +58,12 @@ class ClosedFormObjective(RoundsObjective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        smoothing: float = 0.1, gold: Tensor | None = None, initial_confusion: Tensor | None = None,
+        smoothing: float = 0.1, gold: Any = None, initial_confusion: Tensor | None = None,
         confusion_prior: Tensor | None = None, **common: Unpack[RoundsOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
         check_smoothing(smoothing)
-        if gold is not None:
-            check_gold(gold, num_classes)
+        gold = None if gold is None else as_gold(gold, None, num_classes)
         if confusion_prior is not None:
             check_prior(confusion_prior, num_annotators, num_classes, self.num_labels)
         log_confusion = (2 * torch.eye(self.num_labels, num_classes)).log_softmax(0).repeat(num_annotators, 1, 1)
@@ -128,7 +128,7 @@ class ClosedFormObjective(RoundsObjective):
     def _count(self, counts: Tensor) -> None:
         """M-step of the confusions; a label that an annotator never gave stays just possible."""
         counts = counts.double()
-        self._show(log_shares(counts, pseudo_counts_of(self.confusion_prior, self.smoothing, counts)))
+        self._show(log_proportions(counts, pseudo_counts_of(self.confusion_prior, self.smoothing, counts)))
 
     def _show(self, log_confusion: Tensor) -> None:
         """Sets the confusions, ``[R, K, C]``."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from crowdnal.aggregation import posterior_of_evidence
+from crowdnal import metrics
+from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.confusion import (
     BlockwiseConfusion,
     FreeConfusion,
@@ -21,6 +22,7 @@ from crowdnal.confusion import (
     VectorConfusion,
 )
 from crowdnal.data import Annotations
+from crowdnal.functional.segments import distinct
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions
 from crowdnal.objectives._bases.batch import Batch
 
@@ -78,9 +80,9 @@ class ConfusionObjective(Objective):
 
     @override
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal; of low-rank matrices without building them all."""
+        """``[R]``: :func:`crowdnal.metrics.reliability`; low-rank matrices are not built for it."""
         if isinstance(self.annotators, (LowRankMixture, BlockwiseConfusion)):
-            return self._of_annotators(self.annotators.diagonals().mean(-1))
+            return self._of_annotators(metrics.balanced_accuracy(self.annotators.diagonals(), self.num_classes))
         return super().reliability()
 
     @override
@@ -107,7 +109,7 @@ class ConfusionObjective(Objective):
         if not isinstance(self.annotators, (LowRankMixture, BlockwiseConfusion)):
             return super()._posterior(batch)
         rows = self.annotators.log_likelihoods(self._by_matrix(batch.annotations)).to(batch.logits.dtype)
-        return posterior_of_evidence(batch.logits.log_softmax(-1), rows, batch.annotations)
+        return posterior_of_log_likelihood(batch.logits.log_softmax(-1), rows, batch.annotations)
 
 
 class SoftmaxObjective(ConfusionObjective):
@@ -149,16 +151,9 @@ class MixtureObjective(ConfusionObjective):
 
 
 def annotators_in(annotations: Annotations) -> tuple[Tensor, Tensor]:
-    """Each annotator of the batch once, in min(nnz, R) slots, and a float mask of the slots in use.
-
-    The number of slots depends on shapes alone: no synchronisation with a device, no data-dependent shape.
-    """
-    ordered = annotations.annotator[annotations.order]
-    slot = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).cumsum(0)])
-    chosen = ordered.new_zeros(min(len(ordered), annotations.num_annotators))
-    present = torch.zeros_like(chosen, dtype=torch.float32)
-    # annotations of one annotator write the same value to the same slot
-    return chosen.scatter(0, slot, ordered), present.scatter(0, slot, 1.0)
+    """Each annotator of the batch once, in min(nnz, R) slots, and a float mask of the slots in use."""
+    chosen, slot = distinct(annotations.annotator, annotations.order, annotations.num_annotators)
+    return chosen, torch.zeros_like(chosen, dtype=torch.float32).scatter(0, slot, 1.0)
 
 
 def _checked(groups: Groups, num_annotators: int) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from crowdnal.aggregation import posterior_of_evidence
+from crowdnal import metrics
+from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.data import Annotations
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsObjective
@@ -37,9 +38,9 @@ class GroupedObjective(RoundsObjective):
 
     @override
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal (min(C, K) cells); no confusion of an annotator is built."""
-        diagonals = self.group_confusion().diagonal(dim1=1, dim2=2).mean(-1)
-        return self._members().to(diagonals) @ diagonals
+        """``[R]``: :func:`crowdnal.metrics.reliability`, mixed from the groups': no annotator's matrix is built."""
+        groups = metrics.balanced_accuracy(self.group_confusion().diagonal(dim1=1, dim2=2), self.num_classes)
+        return self._members().to(groups) @ groups
 
     def group_confusion(self) -> Tensor:
         """``[M, C, K]``, detached: β, row = true class, rows sum to 1."""
@@ -85,7 +86,7 @@ class GroupedObjective(RoundsObjective):
         for m, group in enumerate(groups):  # no confusion of an annotator is built
             rows += members[:, m : m + 1] * group[annotations.label]
         evidence = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
-        return posterior_of_evidence(logits.log_softmax(-1), evidence, annotations)
+        return posterior_of_log_likelihood(logits.log_softmax(-1), evidence, annotations)
 
     def _members(self) -> Tensor:
         """``[R, M]``: p(group | annotator), as far as known."""

@@ -17,7 +17,7 @@ from crowdnal.objectives._bases.rounds import RoundsOptions
 from crowdnal.objectives._registry import register
 from crowdnal.objectives.cmm.em import Expected, expect, expect_annotators, label_cells, maximise
 from crowdnal.objectives.cmm.grouped import GroupedObjective
-from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, starting_counts
+from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, initial_counts
 from crowdnal.objectives.cmm.mixture import GroupMixture
 
 Training = Literal["em", "gradient"]
@@ -130,7 +130,7 @@ class CMM(GroupedObjective):
             a = self._cells_of(a)
             mine = cluster_labels(a, votes, groups, self.seed)
         self.membership = self.membership[:0]
-        self._take(starting_counts(a, votes, mine, groups))
+        self._take(initial_counts(a, votes, mine, groups))
 
     def _round(self, batch: Batch) -> Tensor:
         logits, annotations, features = batch.logits.double(), batch.annotations, batch.features

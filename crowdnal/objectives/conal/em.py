@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from crowdnal import metrics
 from crowdnal._utils.options import check_amount, check_choice
-from crowdnal.aggregation import Omega, State, posterior
+from crowdnal.aggregation import posterior
+from crowdnal.aggregation.common_confusion import CommonConfusionEM, Omega
 from crowdnal.data import Annotations
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
@@ -60,19 +62,24 @@ class CoNALEM(RoundsObjective):
         """``[R, C, K]``: the individual ones."""
         return self.individual.transpose(1, 2).clone()
 
+    def reliability(self) -> Tensor:
+        """``[R]``: of what labels come from, ``ω common + (1 - ω) individual``: the individual ones hold the rest."""
+        mixed = self._mixed(torch.promote_types(self.omega.dtype, torch.float32))
+        return metrics.balanced_accuracy(mixed.diagonal(dim1=1, dim2=2), self.num_classes)
+
     def common_confusion(self) -> Tensor:
         """``[C, K]``: the common one."""
         return self.common.t().clone()
 
     def _init_targets(self, annotations: Annotations) -> None:
         super()._init_targets(annotations)
-        em = State(annotations, None, self.per, self.smoothing, torch.float64)
+        em = CommonConfusionEM(annotations, None, self.per, self.smoothing, torch.float64)
         em.maximise()
         self._keep(em)
 
     def _round(self, batch: Batch) -> float:
         annotations = batch.annotations
-        em = State(annotations, batch.logits.double(), self.per, self.smoothing, torch.float64)
+        em = CommonConfusionEM(annotations, batch.logits.double(), self.per, self.smoothing, torch.float64)
         em.common, em.own = self.common.double(), self.individual.double()
         per_annotation = self.annotation_omega if self.per == "annotation" else self.omega[annotations.annotator]
         em.omega = per_annotation.double()
@@ -82,7 +89,7 @@ class CoNALEM(RoundsObjective):
         self._keep(em)
         return likelihood
 
-    def _keep(self, em: State) -> None:
+    def _keep(self, em: CommonConfusionEM) -> None:
         self.common.copy_(em.common)
         self.individual.copy_(em.own)
         self.omega.copy_(em.annotator_source(em.omega))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from crowdnal._utils.options import check_amount, check_choice
-from crowdnal.aggregation import posterior_of_evidence
+from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.confusion import FreeConfusion, LowRankConfusion, eye, whole
 from crowdnal.data import Annotations
 from crowdnal.functional import crowd_cross_entropy
@@ -149,4 +149,4 @@ class CoNAL(SoftmaxObjective):
         for k in range(self.num_classes):
             individual = partial(crowd_cross_entropy, certain, self.annotators.row(k).to(logits.dtype), owners)
             nll.append(self._mixed(individual, certain @ common[k : k + 1], source, each))
-        return posterior_of_evidence(logits.log_softmax(-1), -torch.stack(nll, 1), annotations)
+        return posterior_of_log_likelihood(logits.log_softmax(-1), -torch.stack(nll, 1), annotations)

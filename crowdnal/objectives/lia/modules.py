@@ -11,7 +11,7 @@ from crowdnal import functional
 from crowdnal._utils.layers import MLP
 from crowdnal._utils.options import check_choice, check_integer
 from crowdnal.data import Annotations
-from crowdnal.functional.segments import gather_rows
+from crowdnal.functional.segments import distinct, gather_rows
 from crowdnal.objectives.conal.noise_source import checked_annotator_features
 
 Instance = Literal["features", "embedding"]
@@ -155,7 +155,8 @@ class PairModel(nn.Module):
         if tags is not None:
             owner = owner * self.num_tags + tags[annotations.item]
             order = torch.argsort(owner, stable=True)
-        owners, given = present(annotations, owner, annotations.num_annotators * self.num_tags, order)
+        owners, slot = distinct(owner, order, annotations.num_annotators * self.num_tags)
+        given = annotations.given_by(slot, len(owners), order)
         return rows_of(self.annotators.values.to(dtype), owners // self.num_tags), owners % self.num_tags, given
 
     @torch.no_grad()
@@ -226,26 +227,6 @@ class PairModel(nn.Module):
                 "(annotations[rows], or a CrowdDataset), which know whose embeddings are theirs"
             )
         return torch.arange(len(annotations), device=annotations.device)
-
-
-def present(annotations: Annotations, owner: Tensor, num_owners: int, order: Tensor) -> tuple[Tensor, Annotations]:
-    """Each owner (annotator, or annotator and tag) of the annotations once, and the annotations as theirs.
-
-    Args:
-        annotations: nnz of them.
-        owner: ``[nnz]`` integers below ``num_owners``.
-        num_owners: of all that there are.
-        order: ``[nnz]`` that sorts owner.
-
-    Returns:
-        owners ``[min(nnz, num_owners)]``, 0 in slots that are not in use (no shape depends on values), and annotations
-        of as many annotators.
-    """
-    ordered = owner[order]
-    ordered_slot = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).cumsum(0)])
-    owners = ordered.new_zeros(min(len(ordered), num_owners)).scatter(0, ordered_slot, ordered)
-    slot = torch.empty_like(ordered_slot).scatter(0, order, ordered_slot)
-    return owners, annotations.given_by(slot, len(owners), order)
 
 
 def rows_of(table: Tensor, index: Tensor) -> Tensor:

@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compare import assert_close
 from support.crowds import build, crowd
 from torch import Tensor
 
 from crowdnal import simulation
+from crowdnal.aggregation.clustering import fit_clusters, largest_first
 from crowdnal.data import Annotations
 from crowdnal.objectives.cmm import init as cmm_start
 from crowdnal.objectives.cmm.em import (
@@ -21,13 +23,7 @@ from crowdnal.objectives.cmm.em import (
     label_cells,
     maximise,
 )
-from crowdnal.objectives.cmm.init import (
-    cluster_annotators,
-    cluster_labels,
-    fit_clusters,
-    largest_first,
-    starting_counts,
-)
+from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, initial_counts
 
 SIZES = st.tuples(st.integers(0, 8), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 
@@ -67,19 +63,19 @@ def test_e_and_m_step_are_those_of_the_paper(sizes: tuple[int, int, int, int, in
     total = q.sum((2, 3))
     q = q / total[:, :, None, None]
     found = expect(log_f, log_alpha, log_beta, label_cells(a))
-    torch.testing.assert_close(found.log_likelihood, (r * total.log()).sum())
-    torch.testing.assert_close(found.targets, torch.einsum("ij,ijmk->ik", r, q))
-    torch.testing.assert_close(found.counts, torch.einsum("ij,ijmk->mjk", r, q))
+    assert_close(found.log_likelihood, (r * total.log()).sum())
+    assert_close(found.targets, torch.einsum("ij,ijmk->ik", r, q))
+    assert_close(found.counts, torch.einsum("ij,ijmk->mjk", r, q))
     for smoothing in (0.0, 1.0):
         new_alpha, new_beta = (value.exp() for value in maximise(found, smoothing))
         expected = torch.einsum("ij,ijmk->m", r, q) + smoothing
         if expected.sum() > 0:
-            torch.testing.assert_close(new_alpha, expected / expected.sum())
+            assert_close(new_alpha, expected / expected.sum())
         expected = torch.einsum("ij,ijmk->mjk", r, q) + smoothing
         expected = expected / expected.sum(1, keepdim=True)
         known = expected.isfinite()
-        torch.testing.assert_close(new_beta[known], expected[known], rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(new_beta.sum(1), torch.ones(groups, classes, dtype=torch.double))
+        assert_close(new_beta[known], expected[known], rtol=1e-6, atol=1e-9)
+        assert_close(new_beta.sum(1), torch.ones(groups, classes, dtype=torch.double))
 
 
 @settings(deadline=None, max_examples=30)
@@ -92,12 +88,12 @@ def test_annotators_in_groups_by_the_book(sizes: tuple[int, int, int, int, int],
     weight = torch.ones(a.num_annotations, dtype=torch.double) if a.weight is None else a.weight
     each = torch.stack([f[a.item] @ beta[m] for m in range(groups)], 1)  # [nnz, M, K]
     each = each[torch.arange(a.num_annotations), :, a.label]
-    torch.testing.assert_close(group_log_probs(log_f, log_beta, a).exp(), each)
+    assert_close(group_log_probs(log_f, log_beta, a).exp(), each)
     joint = alpha.expand(annotators, -1).clone()
     for n, r in enumerate(a.annotator.tolist()):
         joint[r] *= each[n] ** weight[n]
     posterior = joint / joint.sum(1, keepdim=True)
-    torch.testing.assert_close(group_posteriors(each.log(), log_alpha, a), posterior)
+    assert_close(group_posteriors(each.log(), log_alpha, a), posterior)
     counts, targets = torch.zeros(groups, labels, classes).double(), torch.zeros(items, classes).double()
     for n, (i, r, y) in enumerate(zip(a.item.tolist(), a.annotator.tolist(), a.label.tolist(), strict=True)):
         for m in range(groups):
@@ -105,11 +101,11 @@ def test_annotators_in_groups_by_the_book(sizes: tuple[int, int, int, int, int],
             counts[m, y] += q
             targets[i] += q
     found = expect_annotators(log_f, log_alpha, log_beta, a)
-    torch.testing.assert_close(found.log_likelihood, joint.sum(1).log().sum())
-    torch.testing.assert_close(found.counts, counts)
-    torch.testing.assert_close(found.targets, targets)
+    assert_close(found.log_likelihood, joint.sum(1).log().sum())
+    assert_close(found.counts, counts)
+    assert_close(found.targets, targets)
     used = sorted(set(a.annotator.tolist()))
-    torch.testing.assert_close(found.groups, posterior[used].sum(0))
+    assert_close(found.groups, posterior[used].sum(0))
 
 
 @pytest.mark.parametrize("find", [expect, expect_annotators])
@@ -136,7 +132,7 @@ def test_cells_are_the_frequencies_of_labels() -> None:
     a = crowd(items=20, annotators=4, classes=3)
     for each in (a, Annotations(a.indptr, a.annotator, a.label, num_annotators=4, num_classes=3)):
         cells = label_cells(each)
-        torch.testing.assert_close(dense_counts(cells), dense_counts(each))
+        assert_close(dense_counts(cells), dense_counts(each))
         key = cells.item * 3 + cells.label
         assert (key.diff() > 0).all() and cells.num_annotators == 1
     empty = label_cells(Annotations([0, 0, 0], [], [], num_annotators=2, num_classes=3))
@@ -152,13 +148,13 @@ def test_start_is_the_votes_divided_by_groups() -> None:
     a = crowd(items=30, annotators=5, classes=3)
     cells = label_cells(a)
     groups = torch.arange(cells.num_annotations) % 2
-    found = starting_counts(cells, shares_of(a), groups, 2)
+    found = initial_counts(cells, shares_of(a), groups, 2)
     expected = torch.zeros(2, 3, 3).double()
     for n, (i, y) in enumerate(zip(cells.item.tolist(), cells.label.tolist(), strict=True)):
         expected[int(groups[n]), y] += shares_of(a)[i] * cells.weight[n]
-    torch.testing.assert_close(found.counts, expected)
-    torch.testing.assert_close(found.targets, a.votes().double())
-    torch.testing.assert_close(found.groups, expected.sum((1, 2)))
+    assert_close(found.counts, expected)
+    assert_close(found.targets, a.votes().double())
+    assert_close(found.groups, expected.sum((1, 2)))
 
 
 def test_clusters_tell_labels_that_agree_from_those_that_do_not() -> None:
@@ -181,7 +177,7 @@ def test_clusters_of_next_to_nothing(items: int, groups: int) -> None:
     cells = label_cells(a)
     for found in (cluster_labels(cells, shares_of(a), groups), cluster_annotators(a, shares_of(a), groups)):
         assert (found == 0).all()
-    found = starting_counts(cells, shares_of(a), cluster_labels(cells, shares_of(a), groups), groups)
+    found = initial_counts(cells, shares_of(a), cluster_labels(cells, shares_of(a), groups), groups)
     for value in maximise(found):
         assert value.isfinite().all()
     weightless = build([[(0, 1), (0, 2)]], 1, 3, weight=torch.zeros(2))

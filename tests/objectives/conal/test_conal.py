@@ -6,32 +6,14 @@ import copy
 
 import pytest
 import torch
+from support.compare import assert_close
+from support.conal import FEATURES, HARD, ITEM, OPTIONS, PEOPLE_IN_CROWD, D, crowd_of, make
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor, nn
 
 from crowdnal import metrics
 from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL, MajorityVote
-from crowdnal.simulation import common_and_individual
-
-D = 5
-ITEM = [0, 0, 2, 2, 2, 3]
-FEATURES = torch.randn(4, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-PEOPLE = torch.randn(R, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-OPTIONS = {
-    "logits": {},
-    "probabilities": {"mixing": "probabilities"},
-    "items not normalised": {"normalize_items": False, "separation_weight": 0.3},
-    "batch": {"scope": "batch", "separation_weight": 0.3, "mixing": "probabilities"},
-    "people": {"annotator_features": PEOPLE, "separation_weight": 0.0},
-    "sparse": {"sparse_grad": True, "scope": "batch", "separation_weight": 0.3},
-    "sparse people": {"sparse_grad": True, "scope": "batch", "mixing": "probabilities", "annotator_features": PEOPLE},
-}
-
-
-def make(classes: int = C, annotators: int = R, **options) -> CoNAL:
-    torch.manual_seed(0)
-    return CoNAL(classes, annotators, **{"feature_dim": D, "embedding_dim": 4, "hidden_dim": 6, **options})
 
 
 def plain_omega(objective: CoNAL, features: Tensor = FEATURES) -> Tensor:
@@ -83,12 +65,12 @@ def test_loss_and_gradients_equal_plain_pytorch(name, reduction, weighted):
         plain = {"sum": nll.sum(), "mean": nll.sum() / weight.sum(), "item_mean": item_mean}[reduction]
         plain = plain + plain_penalty(objective)
     ours = objective(logits, annotations, features)
-    torch.testing.assert_close(ours, plain)
+    assert_close(ours, plain)
     upstream = torch.arange(1, 1 + ours.numel(), dtype=torch.float64).view(ours.shape) * 0.7
     expected = torch.autograd.grad(plain, inputs, upstream)
     found = torch.autograd.grad(ours, inputs, upstream)
     assert [g.is_sparse for g in found].count(True) == {"sparse": 2, "sparse people": 1}.get(name, 0)
-    torch.testing.assert_close([g.to_dense() for g in found], list(expected))
+    assert_close([g.to_dense() for g in found], list(expected))
 
 
 @pytest.mark.parametrize("name", ["logits", "batch"])
@@ -151,30 +133,16 @@ def test_batch_scope_reaches_the_batch_alone():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("items", [0, 3])
-def test_an_empty_batch_is_zero_with_zero_gradients(items, name):
-    objective = make(**OPTIONS[name])
-    nothing = Annotations([0] * (items + 1), [], [], num_annotators=R, num_classes=C)
-    logits = torch.randn(items, C, requires_grad=True)
-    loss = objective(logits, nothing, torch.randn(items, D))
-    assert loss.item() == 0
-    loss.backward()
-    for tensor in (logits, *objective.parameters()):
-        assert tensor.grad is not None and torch.equal(tensor.grad.to_dense(), torch.zeros_like(tensor))
-    assert objective.posterior(logits, nothing, torch.randn(items, D)).shape == (items, C)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
 def test_omega_likelihood_and_posterior_are_the_models(name):
     objective = perturbed(make(**OPTIONS[name]))
     omega = objective.per_annotation_source(batch(), FEATURES)
-    torch.testing.assert_close(omega, plain_omega(objective).detach())
+    assert_close(omega, plain_omega(objective).detach())
     assert not omega.requires_grad and (0.01 < omega).all() and (omega < 0.99).all()
     if objective.noise_source.normalize_items:
         assert omega.min() > 0.268 and omega.max() < 0.732
     logits = logits_of()
     likelihood = objective.log_likelihood(logits, batch(weighted=True), FEATURES)
-    torch.testing.assert_close(likelihood, -plain_nll(objective, logits).detach())
+    assert_close(likelihood, -plain_nll(objective, logits).detach())
 
     expected = logits.log_softmax(1)
     for k in range(C):  # by way of a classifier that is certain of class k
@@ -183,8 +151,8 @@ def test_omega_likelihood_and_posterior_are_the_models(name):
         terms = -plain_nll(objective, certain).detach() * batch(weighted=True).weight
         expected[:, k] += torch.zeros(4, dtype=torch.float64).index_add(0, torch.tensor(ITEM), terms)
     found = objective.posterior(logits, batch(weighted=True), FEATURES)
-    torch.testing.assert_close(found, expected.softmax(1))
-    torch.testing.assert_close(found[1], logits[1].softmax(0))
+    assert_close(found, expected.softmax(1))
+    assert_close(found[1], logits[1].softmax(0))
 
 
 def test_confusions_are_detached_rows_of_the_true_class():
@@ -195,7 +163,7 @@ def test_confusions_are_detached_rows_of_the_true_class():
     ):
         assert confusion.shape == weight.shape and not confusion.requires_grad
         expected = weight.detach().exp()
-        torch.testing.assert_close(confusion, expected / expected.sum(-1, keepdim=True))
+        assert_close(confusion, expected / expected.sum(-1, keepdim=True))
 
 
 @pytest.mark.parametrize("mixing", ["logits", "probabilities"])
@@ -217,7 +185,7 @@ def test_confident_low_precision_inputs_are_computed_in_float32():
         loss = objective(logits, batch(), features)
         loss.backward()
         assert loss.dtype == torch.float32 and logits.grad.isfinite().all()
-        torch.testing.assert_close(loss, objective(logits.detach().float(), batch(), features.float()))
+        assert_close(loss, objective(logits.detach().float(), batch(), features.float()))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(objective(logits, batch(), features), loss)
         low = copy.deepcopy(objective).bfloat16()
@@ -239,21 +207,6 @@ def test_matrices_that_have_drifted_far_stay_finite():
 
 
 # Common noise told from individual noise
-
-HARD, PEOPLE_IN_CROWD = 6, 12
-
-
-def crowd_of(pattern: str = "asymmetric", items: int = 2500, seed: int = 0):
-    """Items whose features say their class and, in other directions, which noise their labels have."""
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randint(0, HARD, (items,), generator=generator)
-    centres = 4.0 * torch.eye(HARD)
-    x = torch.cat([centres[truth], torch.zeros(items, 4)], 1) + torch.randn(items, HARD + 4, generator=generator)
-    made = common_and_individual(
-        truth, x[:, HARD:], PEOPLE_IN_CROWD, HARD, pattern=pattern, common_strength=0.6, individual_strength=0.3,
-        contrast=12.0, embedding_dim=4, annotations_per_item=4, seed=seed + 1,
-    )  # fmt: skip
-    return x, truth, made
 
 
 def train(objective, x: Tensor, annotations: Annotations, steps: int = 300, lr: float = 0.02) -> nn.Module:

@@ -7,8 +7,9 @@ import io
 import pytest
 import torch
 from support.attached import C, R, labels
+from support.compare import assert_close
+from support.conal import HARD, PEOPLE_IN_CROWD, crowd_of
 from support.small_run import frozen, go, write
-from test_conal import HARD, PEOPLE_IN_CROWD, crowd_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -34,8 +35,8 @@ def test_rounds_with_a_fixed_classifier_are_the_iterations_of_conal_em(omega):
         before = objective.confusion()
         objective.on_epoch_start(rounds)
         found = conal_em(labels(N), log_prior=logits, omega=omega, smoothing=0.2, max_iterations=rounds, tolerance=-1)
-        torch.testing.assert_close(objective.targets, found.posterior, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(before, found.confusion, rtol=1e-5, atol=1e-6)
+        assert_close(objective.targets, found.posterior, rtol=1e-5, atol=1e-6)
+        assert_close(before, found.confusion, rtol=1e-5, atol=1e-6)
         assert objective.history[-1].log_likelihood == pytest.approx(found.log_likelihood[-1], rel=1e-6)
 
 
@@ -59,10 +60,10 @@ def test_likelihood_and_posterior_mix_both_confusions():
     for n, (i, r, y) in enumerate(zip(a.item.tolist(), a.annotator.tolist(), a.label.tolist(), strict=True)):
         rows = omega[r] * common[:, y] + (1 - omega[r]) * own[r, :, y]
         joint[i] += rows.log()
-        torch.testing.assert_close(objective.log_likelihood(logits, a)[n], (p[i] @ rows).log())
-    torch.testing.assert_close(objective.posterior(logits, a), joint.softmax(1))
-    torch.testing.assert_close(common.sum(1), torch.ones(C, dtype=torch.float64))
-    torch.testing.assert_close(own.sum(2), torch.ones(R, C, dtype=torch.float64))
+        assert_close(objective.log_likelihood(logits, a)[n], (p[i] @ rows).log())
+    assert_close(objective.posterior(logits, a), joint.softmax(1))
+    assert_close(common.sum(1), torch.ones(C, dtype=torch.float64))
+    assert_close(own.sum(2), torch.ones(R, C, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("omega", ["annotator", "annotation"])

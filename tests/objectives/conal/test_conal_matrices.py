@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.compare import assert_close
+from support.conal import FEATURES, OPTIONS, D, make
+from support.low_rank import dense_scores
+from support.memory import Largest
 from support.small_crowd import C, R, batch, logits_of, perturbed
-from test_conal import FEATURES, OPTIONS, D, make
-from test_low_rank import dense_scores
-from test_methods import Largest
 from torch import Tensor
 
 from crowdnal.data import Annotations
@@ -26,10 +27,10 @@ def full_like(objective: CoNAL, matrices: Tensor, **options) -> CoNAL:
 
 def shows_the_same(low: CoNAL, full: CoNAL) -> None:
     logits, annotations = logits_of(), batch(True)
-    torch.testing.assert_close(low.confusion(), full.confusion())
-    torch.testing.assert_close(low.reliability(), full.reliability())
+    assert_close(low.confusion(), full.confusion())
+    assert_close(low.reliability(), full.reliability())
     for method in ("posterior", "log_likelihood"):
-        torch.testing.assert_close(*(getattr(o, method)(logits, annotations, FEATURES) for o in (low, full)))
+        assert_close(*(getattr(o, method)(logits, annotations, FEATURES) for o in (low, full)))
 
 
 @pytest.mark.parametrize("labels", [C, 5, 2])
@@ -43,17 +44,17 @@ def test_low_rank_is_the_full_matrix_of_the_same_values(name, labels):
         full = full_like(low, dense_scores(low.annotators), reduction=reduction, **options)
         logits = logits_of().requires_grad_()
         losses = [o(logits, some, FEATURES) for o in (low, full)]
-        torch.testing.assert_close(*losses)
+        assert_close(*losses)
         others = [[p for n, p in o.named_parameters() if not n.startswith("annotators.")] for o in (low, full)]
         upstream = torch.linspace(0.5, 2, losses[0].numel(), dtype=torch.float64).view_as(losses[0])
         ours, theirs = (
             torch.autograd.grad(loss, [logits, *mine, *o.annotators.parameters()], upstream, materialize_grads=True)
             for loss, mine, o in zip(losses, others, (low, full), strict=True)
         )
-        torch.testing.assert_close(ours[:-3], theirs[:-1])
+        assert_close(ours[:-3], theirs[:-1])
         factors = list(low.annotators.parameters())
         chained = torch.autograd.grad(dense_scores(low.annotators), factors, theirs[-1])
-        torch.testing.assert_close(ours[-3:], chained)
+        assert_close(ours[-3:], chained)
     if labels == C:
         shows_the_same(low, full)
 
@@ -63,19 +64,17 @@ def test_distances_are_those_of_the_matrices(sizes):
     objective = perturbed(make(sizes[0], 6, num_labels=sizes[1], rank=2))
     low, common = objective.annotators, objective.common
     expected = (dense_scores(low) - common).flatten(1).norm(dim=1)
-    torch.testing.assert_close(low.distances(common), expected)
-    torch.testing.assert_close(low.distances(common, torch.tensor([4, 1])), expected[[4, 1]])
+    assert_close(low.distances(common), expected)
+    assert_close(low.distances(common, torch.tensor([4, 1])), expected[[4, 1]])
     inputs = [common, *low.parameters()]
-    torch.testing.assert_close(
-        torch.autograd.grad(low.distances(common).sum(), inputs), torch.autograd.grad(expected.sum(), inputs)
-    )
+    assert_close(torch.autograd.grad(low.distances(common).sum(), inputs), torch.autograd.grad(expected.sum(), inputs))
 
 
 def test_the_start_is_that_of_full_matrices_with_finite_derivatives():
     low, full = (make(separation_weight=0.3, **rank).double() for rank in ({"rank": 2}, {}))
     assert torch.equal(low.annotators.distances(low.common), torch.zeros(R, dtype=torch.float64))
     loss = low(logits_of(), batch(), FEATURES)
-    torch.testing.assert_close(loss, full(logits_of(), batch(), FEATURES))
+    assert_close(loss, full(logits_of(), batch(), FEATURES))
     grads = torch.autograd.grad(loss, list(low.parameters()), create_graph=True, materialize_grads=True)
     second = torch.autograd.grad(sum(g.square().sum() for g in grads), list(low.parameters()), materialize_grads=True)
     assert all(g.isfinite().all() for g in [*grads, *second]) and low.annotators.right.grad is None
@@ -105,13 +104,13 @@ def test_a_group_is_annotators_whose_matrices_are_equal(name, rank):
     own = full_like(shared, matrices[groups], **options)
     logits = logits_of().requires_grad_()
     losses = [o(logits, batch(True), FEATURES) for o in (shared, own)]
-    torch.testing.assert_close(*losses)
+    assert_close(*losses)
     theirs = torch.autograd.grad(losses[1], [logits, own.common, own.annotators.weight])
     inputs = [logits, shared.common, *shared.annotators.parameters()]
     ours = torch.autograd.grad(losses[0], inputs, retain_graph=True)
-    torch.testing.assert_close(ours[:2], theirs[:2])
+    assert_close(ours[:2], theirs[:2])
     summed = torch.zeros_like(matrices).index_add(0, groups, theirs[2])
-    torch.testing.assert_close(ours[2:], torch.autograd.grad(matrices, inputs[2:], summed) if rank else (summed,))
+    assert_close(ours[2:], torch.autograd.grad(matrices, inputs[2:], summed) if rank else (summed,))
     shows_the_same(shared, own)
 
 
@@ -121,7 +120,7 @@ def test_sparse_gradients_of_groups():
     for o in (dense, sparse):
         perturbed(o)(logits_of(), batch(), FEATURES).backward()
     assert sparse.annotators.weight.grad.is_sparse
-    torch.testing.assert_close(sparse.annotators.weight.grad.to_dense(), dense.annotators.weight.grad)
+    assert_close(sparse.annotators.weight.grad.to_dense(), dense.annotators.weight.grad)
 
 
 @pytest.mark.parametrize("scope", ["all", "batch"])

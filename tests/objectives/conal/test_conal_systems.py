@@ -6,16 +6,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.attached import check_compiled, labels, mlp
+from support.compare import assert_close
+from support.conal import FEATURES, PEOPLE, D, make
 from support.small_crowd import C, R, batch, logits_of, perturbed
 from support.small_run import frozen, go, write
-from test_conal import FEATURES, PEOPLE, D, make
 from torch import nn
 
 from crowdnal import attach
 from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL
 from crowdnal.train import InputError
-from crowdnal.train.config import parse_options
+from crowdnal.train.options import parse_options
 
 
 def test_features_of_a_size_told_by_attach_or_by_the_first_batch():
@@ -155,7 +156,7 @@ def test_functional_call_and_func_grad():
     gradients = torch.func.grad(loss)(parameters)
     objective(logits, batch(), features).backward()
     for key, parameter in objective.named_parameters():
-        torch.testing.assert_close(gradients[key], parameter.grad)
+        assert_close(gradients[key], parameter.grad)
 
 
 def test_bitwise_repeatable_over_runs_and_threads():

@@ -4,47 +4,18 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_close
+from support.lia import FEATURES, ITEM, OPTIONS, PEOPLE, PHASES, crowd, make, plain_mlp
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
 from torch import Tensor
 
 from crowdnal import LIA
-from crowdnal._utils.layers import MLP
 from crowdnal.data import Annotations
 from crowdnal.objectives.lia import modules as lia_modules
 from crowdnal.objectives.lia import pair_em as _pair_em
-
-D = 5
-ITEM = [0, 0, 2, 2, 2, 3]
-FEATURES = torch.randn(4, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-PEOPLE = torch.randn(R, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "one latent, people": {"num_latents": 1, "annotator_features": PEOPLE, "competence_layers": 1},
-    "embedding": {"instance": "embedding", "num_items": 4, "feature_dim": None},
-    "five labels, linear": {"num_labels": 5, "num_layers": 0, "use_prior": False},
-}
-PHASES = {"em": {"rounds": 1}, "item": {"rounds": 0}, "annotation": {"rounds": 0, "finetune": "annotation"}}
-
-
-def make(classes: int = C, annotators: int = R, **options: Any) -> LIA:
-    torch.manual_seed(0)
-    small = {"feature_dim": D, "hidden_dim": 6, "num_layers": 2, "num_latents": 3, "embedding_dim": 4}
-    return LIA(classes, annotators, **{**small, **options})
-
-
-def crowd(weighted: bool, labels: int) -> Annotations:
-    sizes = {"num_annotators": R, "num_classes": labels}
-    return Annotations(INDPTR, ANNOTATOR, LABEL, **sizes, weight=batch(weighted).weight, item_id=range(4))
-
-
-def plain_mlp(mlp: MLP, x: Tensor) -> Tensor:
-    for n, layer in enumerate(mlp.layers):
-        x = layer.weight @ (x.clamp(min=0) if n else x) + layer.bias
-    return x
 
 
 def plain_log_q(objective: LIA, x: Tensor) -> Tensor:
@@ -91,10 +62,10 @@ def test_loss_and_gradients_equal_the_dense_formula(name: str, phase: str, weigh
         plain = plain_items(objective, logits, x, weight, phase)
         plain = {"none": plain, "sum": plain.sum()}.get(reduction, plain.sum() / 3)
         ours = objective(logits, annotations, x)
-        torch.testing.assert_close(ours, plain)
+        assert_close(ours, plain)
         upstream = torch.arange(1, 1 + ours.numel(), dtype=torch.float64).view(ours.shape) * 0.7
         expected = torch.autograd.grad(plain, inputs, upstream, materialize_grads=True)
-        torch.testing.assert_close(torch.autograd.grad(ours, inputs, upstream, materialize_grads=True), expected)
+        assert_close(torch.autograd.grad(ours, inputs, upstream, materialize_grads=True), expected)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -110,17 +81,17 @@ def test_e_step_likelihood_and_round(use_prior: bool, weighted: bool, monkeypatc
         rows.append(product * (h[i] if use_prior or not span else 1.0))
     joint = torch.stack(rows)
     expected = joint / joint.sum(1, keepdim=True)
-    torch.testing.assert_close(objective.posterior(logits, annotations, FEATURES), expected)
-    torch.testing.assert_close(objective.posterior(logits, annotations, FEATURES)[1], h[1])
+    assert_close(objective.posterior(logits, annotations, FEATURES), expected)
+    assert_close(objective.posterior(logits, annotations, FEATURES)[1], h[1])
     each = (h[ITEM] * q.exp()).sum(1).log()
-    torch.testing.assert_close(objective.log_likelihood(logits, annotations, FEATURES), each)
+    assert_close(objective.log_likelihood(logits, annotations, FEATURES), each)
     marginal = plain_items(objective, logits, FEATURES, weight, "item")
     for block in (lia_modules.BLOCK_NUMBERS, 60):  # two items at a time
         monkeypatch.setattr(_pair_em, "BLOCK_NUMBERS", block)
         other = copy.deepcopy(objective)
         other.on_train_start(annotations, lambda: (logits, FEATURES))
         other.on_epoch_start(1)
-        torch.testing.assert_close(other.targets, expected)
+        assert_close(other.targets, expected)
         assert other.history[0].log_likelihood == pytest.approx(-marginal.sum().item())
 
 
@@ -130,7 +101,7 @@ def test_gradient_of_the_marginal_is_that_of_em_with_the_e_step_in_the_batch() -
     em.on_train_start(batch())
     em.targets = em.posterior(logits, batch(), FEATURES)
     gradients = [torch.autograd.grad(o(logits, batch(), FEATURES), [logits, *o.parameters()]) for o in (marginal, em)]
-    torch.testing.assert_close(*gradients)
+    assert_close(*gradients)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -163,7 +134,7 @@ def test_start() -> None:
     default = LIA(8, 59)
     assert default.pairs.difficulty.input_size is None and default.pairs.annotators.values.shape == (59, 16)
     # as long as the length of the features is not known
-    torch.testing.assert_close(default.confusion().mean(0), (2 * torch.eye(8)).softmax(1), atol=0.02, rtol=0)
+    assert_close(default.confusion().mean(0), (2 * torch.eye(8)).softmax(1), atol=0.02, rtol=0)
     assert default.pairs.difficulty.input_size is None
     default.set_feature_dim(7)
     sizes = [tuple(layer.weight.shape) for layer in default.pairs.difficulty.layers]
@@ -177,7 +148,7 @@ def test_start() -> None:
 def test_phases_follow_the_epoch() -> None:
     objective = make(rounds=2, epochs_per_round=3)
     objective.on_train_start(batch(), lambda: (logits_of(dtype=torch.float32), FEATURES.float()))
-    torch.testing.assert_close(objective.targets[:2], torch.tensor([[0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]))
+    assert_close(objective.targets[:2], torch.tensor([[0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]))
     marginal, rounds = [], []
     for epoch in range(10):
         objective.on_epoch_start(epoch)
@@ -234,8 +205,8 @@ def test_confusion_is_the_mean_over_instances_of_a_class() -> None:
             q[r] += weight.unsqueeze(1) * table / table.sum(1, keepdim=True)
     confusion = objective.confusion()
     assert not confusion.requires_grad
-    torch.testing.assert_close(confusion, q.detach())
-    torch.testing.assert_close(objective.reliability(), q.detach().diagonal(dim1=1, dim2=2).mean(1))
+    assert_close(confusion, q.detach())
+    assert_close(objective.reliability(), q.detach().diagonal(dim1=1, dim2=2).mean(1))
     assert lia_modules.spaced(1000, 4).tolist() == [0, 250, 500, 750] and lia_modules.spaced(2, 4).tolist() == [0, 1]
 
 
@@ -252,7 +223,7 @@ def test_state_dict_round_trip(name: str) -> None:
     fresh.load_state_dict(torch.load(stream, weights_only=True))
     assert torch.equal(fresh.targets, objective.targets)
     assert [r[:3] for r in fresh.history] == [r[:3] for r in objective.history]
-    torch.testing.assert_close(fresh.confusion(), objective.confusion())
+    assert_close(fresh.confusion(), objective.confusion())
     fresh.on_train_start(annotations, lambda: (logits, FEATURES.float()))
     fresh.on_epoch_start(2)
     assert [r.round for r in fresh.history] == [1, 2]
@@ -264,16 +235,16 @@ def test_annotators_that_come_later() -> None:
     objective = perturbed(make())
     wider = objective.with_annotators(2)
     assert wider.num_annotators == R + 2 and objective.num_annotators == R
-    torch.testing.assert_close(wider.confusion()[:R], objective.confusion())
+    assert_close(wider.confusion()[:R], objective.confusion())
     mean = objective.pairs.annotators.values.mean(0)
-    torch.testing.assert_close(wider.pairs.annotators.values[R:].detach(), mean.expand(2, -1).detach())
+    assert_close(wider.pairs.annotators.values[R:].detach(), mean.expand(2, -1).detach())
     later = Annotations([0, 1], [R + 1], [0], num_annotators=R + 2, num_classes=C)
     arguments = logits_of(1), later, FEATURES[:1]
     assert not torch.allclose(wider.posterior(*arguments), logits_of(1).softmax(1))
     assert wider.pairs.annotators.embedding in list(wider.parameters())
     people = perturbed(make(annotator_features=PEOPLE))
     known = people.with_annotators(PEOPLE[1:3])
-    torch.testing.assert_close(known.confusion()[R:], people.confusion()[1:3])
+    assert_close(known.confusion()[R:], people.confusion()[1:3])
     assert torch.equal(known.pairs.annotators.features[:R], PEOPLE)
     for wrong in (0, True, PEOPLE):
         with pytest.raises(ValueError, match="number of new ones"):

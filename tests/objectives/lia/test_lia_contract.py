@@ -8,30 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support import contract
 from support.attached import check_compiled, labels, mlp
+from support.compare import assert_close
+from support.lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
+from support.memory import Largest
 from support.small_crowd import ANNOTATOR, INDPTR, LABEL, C, R, batch, logits_of, perturbed
-from test_lia import FEATURES, OPTIONS, PEOPLE, PHASES, D, crowd, make
-from test_methods import Largest
 from torch import nn
 
 from crowdnal import LIA, LIAML, ObjectiveCallback, attach
 from crowdnal.data import Annotations
-from crowdnal.objectives.lia import modules as lia_modules
-
-
-def prepared(*sizes: int, **options: Any) -> LIA:
-    """Without features: the checks that all objectives share give none."""
-    options = {"instance": "embedding", "num_items": 300, "feature_dim": None, "rounds": 0, **options}
-    return make(*sizes, **options)
-
-
-@pytest.mark.parametrize("finetune", ["item", "annotation"])
-def test_contract_of_all_objectives(finetune: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    makers = {"lia": lambda *sizes, **options: prepared(*sizes, finetune=finetune, **options)}
-    # these annotations have no item_id: any item has the embedding of its place
-    monkeypatch.setattr(lia_modules.PairModel, "item_ids", lambda self, a: torch.arange(len(a), device=a.device))
-    contract.check(makers, "lia", contract.EVERYONE)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -43,7 +28,7 @@ def test_unlabelled_items_count_nothing_and_empty_batches_are_zero(phase: str) -
     logits[1], x[1] = torch.nan, torch.nan
     loss = objective(logits.requires_grad_(), batch(), x)
     loss.backward()
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     assert all(p.grad.isfinite().all() for p in objective.parameters()) and (logits.grad[1] == 0).all()
     for items in (0, 3):
         nothing = Annotations([0] * (items + 1), [], [], num_annotators=R, num_classes=C, item_id=range(items))
@@ -68,8 +53,8 @@ def test_compiled_and_bfloat16(name: str, phase: str) -> None:
         assert torch.equal(objective(logits, annotations, x), expected)
     torch.compiler.reset()
     got = torch.compile(objective, fullgraph=True, backend="aot_eager")(logits, annotations, x)
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(torch.autograd.grad(got, parameters), grads)
+    assert_close(got, expected)
+    assert_close(torch.autograd.grad(got, parameters), grads)
     half = make(**options).bfloat16()
     half.on_train_start(annotations)
     loss = half(logits.detach().bfloat16(), annotations, x.bfloat16())

@@ -6,55 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_close
+from support.lia_crowds import EASY, HARD, SKILL, C, D, R, fit, problem
 from torch import Tensor, nn
 
 import crowdnal
-from crowdnal import LIA, Annotations, ObjectiveCallback, attach
+from crowdnal import LIA, Annotations
 from crowdnal.metrics import confusion_error
-from crowdnal.simulation import simulate, symmetric_confusions
-
-C, R, D = 3, 12, 3
-SKILL = torch.linspace(0.55, 0.95, R)
-EASY, HARD = symmetric_confusions(R, C, SKILL), symmetric_confusions(R, C, 0.45)
-
-
-def problem(items: int = 1500, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Annotations]:
-    """Features, truth, whether an item is hard (nearly to be seen in its features), three labels an item."""
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randint(C, (items,), generator=generator)
-    hard = torch.rand(items, generator=generator) < 0.5
-    angle = 2 * torch.pi * truth / C
-    centre = torch.stack([angle.cos(), angle.sin(), (2 * hard - 1) / 1.2], 1)
-    noise = torch.randn(items, D, generator=generator) * torch.tensor([0.6, 0.6, 0.3])
-    which = truth + C * hard.long()
-    annotations = simulate(which, torch.cat([EASY, HARD], 1), annotations_per_item=3, seed=seed + 1)
-    return 1.2 * centre + noise, truth, hard, annotations
-
-
-class Featured(nn.Module):
-    """A classifier that gives its input as features."""
-
-    def __init__(self, dim: int = D, classes: int = C) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(dim, 16), nn.ReLU(), nn.Linear(16, classes))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.net(x), x
-
-
-def fit(
-    objective: LIA, x: Tensor, annotations: Annotations, epochs: int, net: nn.Module | None = None
-) -> ObjectiveCallback:
-    model = attach(net or Featured(x.shape[1], objective.num_classes), objective)
-    callback = ObjectiveCallback(model, [(x, annotations)], annotations)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
-    for epoch in range(epochs):
-        callback.on_epoch_start(epoch)
-        optimizer.zero_grad()
-        model(x, annotations).loss.backward()
-        optimizer.step()
-        callback.on_epoch_end(epoch)
-    return callback
 
 
 def test_finds_truth_confusions_and_who_is_hard_to_label() -> None:
@@ -121,9 +79,7 @@ def test_embeddings_of_items_in_place_of_features() -> None:
     found = (objective.posterior(logits, annotations).argmax(1) == truth).float().mean()
     assert found > (annotations.votes().argmax(1) == truth).float().mean() + 0.1
     rows = torch.randperm(600)[:50]
-    torch.testing.assert_close(
-        objective.posterior(logits[rows], annotations[rows]), objective.posterior(logits, annotations)[rows]
-    )
+    assert_close(objective.posterior(logits[rows], annotations[rows]), objective.posterior(logits, annotations)[rows])
 
 
 @pytest.mark.parametrize("finetune", ["item", "annotation"])
@@ -146,12 +102,13 @@ def test_labelling_functions_of_weak_supervision(finetune: Any) -> None:
     right = (posterior.argmax(1) == truth).float()
     assert right[voted].mean() > (annotations.votes().argmax(1) == truth)[voted].float().mean() + 0.05
     assert right[~voted].mean() > 0.8  # no rule spoke: the classifier alone
-    torch.testing.assert_close(posterior[~voted], logits.softmax(1)[~voted])
+    assert_close(posterior[~voted], logits.softmax(1)[~voted])
 
 
 def test_crowdnal_train(tmp_path: Any) -> None:
     pytest.importorskip("timm")
-    small_run = pytest.importorskip("small_run")
+    from support import small_run
+
     root = small_run.write(tmp_path)
     options = ("rounds=2", "epochs_per_round=2", "hidden_dim=8")
     config = small_run.frozen(root, tmp_path / "run", objective="lia", options=options, holdout=0.2, epochs=6, amp=True)

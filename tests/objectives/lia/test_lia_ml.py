@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_lia import plain_mlp
-from torch import Tensor, nn
+from support.compare import assert_close
+from support.lia import plain_mlp
+from support.lia_ml import D, R, T, crowd, features_of, make
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import crowdnal
@@ -16,7 +18,6 @@ from crowdnal import LIAML, Annotations, ObjectiveCallback, attach
 from crowdnal.multilabel import MultiLabelDataset, TagClassifier, from_label_sets
 from crowdnal.objectives import SoftMajorityVote
 
-D, T, R = 4, 3, 5
 TABLE = {
     "task": ["s2", "s1", "s2", "s1", "s1", "s3"],
     "worker": ["ann", "bob", "bob", "bob", "cat", "ann"],
@@ -77,23 +78,6 @@ def test_reading_errors(changes: dict[str, Any], message: str) -> None:
 # Formulas
 
 
-def make(**options: Any) -> LIAML:
-    torch.manual_seed(0)
-    small = {"num_tags": T, "tag_dim": 2, "hidden_dim": 5, "num_layers": 2, "num_latents": 2, "embedding_dim": 3}
-    return LIAML(2, R, **{**small, "feature_dim": D, **options}).double()
-
-
-def crowd(instances: int = 4, seed: int = 0) -> Annotations:
-    generator = torch.Generator().manual_seed(seed)
-    dense = torch.randint(-1, 2, (instances * T, R), generator=generator)
-    dense[T : 2 * T] = -1  # instance 1 has no labels
-    return Annotations.from_dense(dense, num_classes=2)
-
-
-def features_of(instances: int = 4) -> Tensor:
-    return torch.randn(instances, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
 @pytest.mark.parametrize("instance", ["features", "embedding"])
 def test_equals_the_dense_formula(instance: Any) -> None:
     own = {"instance": instance} | ({"num_items": 4 * T, "feature_dim": None} if instance == "embedding" else {})
@@ -110,14 +94,14 @@ def test_equals_the_dense_formula(instance: Any) -> None:
     expected = -torch.stack(joint).logsumexp(1)[labelled].mean()
     given = x.repeat_interleave(T, 0) if instance == "features" else None
     loss = objective(logits, a, given)
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     inputs = [logits, *objective.parameters()]
-    torch.testing.assert_close(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs))
+    assert_close(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs))
     posterior = torch.stack(joint).softmax(1).detach()
-    torch.testing.assert_close(objective.posterior(logits, a, given), posterior)
+    assert_close(objective.posterior(logits, a, given), posterior)
     rows = torch.tensor([7, 2, 9, 10])  # any items, in any order: item_id says which tags and instances they are
     part = objective.posterior(logits[rows], a[rows], None if given is None else given[rows])
-    torch.testing.assert_close(part, posterior[rows])
+    assert_close(part, posterior[rows])
 
 
 def test_confusions_of_tags_and_their_mean() -> None:
@@ -126,20 +110,20 @@ def test_confusions_of_tags_and_their_mean() -> None:
     objective.on_epoch_start(1)
     confusion = objective.tag_confusion()
     assert confusion.shape == (R, T, 2, 2) and not confusion.requires_grad
-    torch.testing.assert_close(objective.confusion(), confusion.mean(1))
+    assert_close(objective.confusion(), confusion.mean(1))
     certain = 1e4 * torch.eye(2, dtype=torch.float64)
     for tag in range(T):
         rows = torch.arange(tag, 4 * T, T)
         says = Annotations(range(5), [3] * 4, [1] * 4, num_annotators=R, num_classes=2, item_id=rows)
         share = objective.targets[rows] / objective.targets[rows].sum(0)
         chance = [(share[:, k] * objective.log_likelihood(certain[[k] * 4], says, x[rows]).exp()).sum() for k in (0, 1)]
-        torch.testing.assert_close(confusion[3, tag, :, 1], torch.stack(chance))
+        assert_close(confusion[3, tag, :, 1], torch.stack(chance))
     stream = io.BytesIO()
     torch.save(objective.state_dict(), stream)
     stream.seek(0)
     fresh = make(feature_dim=None)
     fresh.load_state_dict(torch.load(stream, weights_only=True))
-    torch.testing.assert_close(fresh.tag_confusion(), confusion)
+    assert_close(fresh.tag_confusion(), confusion)
     assert objective.with_annotators(1).tag_confusion().shape == (R + 1, T, 2, 2)
 
 
@@ -183,7 +167,7 @@ def test_classifier_and_data_set_give_the_items_of_an_instance_side_by_side() ->
     logits, features = net(x)
     assert logits.shape == (4 * T, 2) and torch.equal(features, net.backbone(x).repeat_interleave(T, 0))
     units = (net.units.weight @ features[5] + net.units.bias) * (net.scale.weight @ net.tags[2] + net.scale.bias)
-    torch.testing.assert_close(logits[5], plain_mlp(net.head, units.clamp(min=0)))
+    assert_close(logits[5], plain_mlp(net.head, units.clamp(min=0)))
     assert len(net.head.layers) == 2
     with pytest.raises(ValueError, match="num_layers=0"):
         TagClassifier(nn.Identity(), T, feature_dim=D, num_layers=0)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_close
+from support.lia import FEATURES, OPTIONS, PHASES, make, plain_mlp
+from support.lia_crowds import C, D, R, fit, problem
+from support.lia_ml import T, crowd, features_of
+from support.lia_ml import make as make_tags
 from support.small_crowd import batch, logits_of, perturbed
-from test_lia import FEATURES, OPTIONS, PHASES, make, plain_mlp
-from test_lia_crowds import C, D, R, fit, problem
-from test_lia_ml import T, crowd, features_of
-from test_lia_ml import make as make_tags
 from torch import Tensor
 
 from crowdnal import LIA, Annotations
@@ -47,14 +48,14 @@ def test_joins_the_negative_log_likelihood(name: str, phase: str) -> None:
     present = sorted(set(annotations.annotator.tolist()))
     expected = plain(logits, annotations, x) + 0.3 * plain_prior(plain, present)
     loss = objective(logits, annotations, x)
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     gradients = torch.autograd.grad(loss, list(objective.parameters()))
-    torch.testing.assert_close(gradients, torch.autograd.grad(expected, list(plain.parameters())))
+    assert_close(gradients, torch.autograd.grad(expected, list(plain.parameters())))
     rows = [torch.tensor([2, 1]), torch.tensor([0, 3])]  # batches add up to it, each item has its share
     parts = [objective(logits[some], annotations[some], x[some]) for some in rows]
-    torch.testing.assert_close(sum(parts), expected)
+    assert_close(sum(parts), expected)
     objective.reduction = "none"
-    torch.testing.assert_close(objective(logits, annotations, x).sum(), expected)
+    assert_close(objective(logits, annotations, x).sum(), expected)
 
 
 def test_of_tags() -> None:
@@ -65,7 +66,7 @@ def test_of_tags() -> None:
     x = features_of().repeat_interleave(T, 0)
     # C is linear: an annotator is as far from the others in every tag
     expected = plain(logits, crowd(), x) + 0.3 * plain_prior(plain, list(range(5)), plain.pairs.tags[0])
-    torch.testing.assert_close(objective(logits, crowd(), x), expected)
+    assert_close(objective(logits, crowd(), x), expected)
 
 
 def test_needs_the_training_set_and_is_told_it_anew() -> None:
@@ -87,7 +88,7 @@ def test_needs_the_training_set_and_is_told_it_anew() -> None:
         wider(logits, later, x)
     wider = copy.deepcopy(wider)
     wider.on_train_start(later)
-    torch.testing.assert_close(wider(logits, later, x), loss)
+    assert_close(wider(logits, later, x), loss)
 
 
 def test_annotators_with_a_handful_of_labels_do_not_outrank_who_is_known_to_be_good() -> None:

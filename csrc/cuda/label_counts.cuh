@@ -1,4 +1,4 @@
-// counts: rows added up by annotator and label, the adjoint of `evidence`, and the gradients of confusions that are
+// label_counts: rows added up by annotator and label, the adjoint of `label_log_likelihood`, and the gradients of confusions that are
 // normalised.
 #pragma once
 
@@ -146,7 +146,7 @@ void confusion_gradient(Context& context, const GradRows<T>& rows, const int64_t
 }
 
 template <class T>
-void count_labels(Context& context, const GradRows<T>& rows, const int64_t* label, const Index& index,
+void label_counts(Context& context, const GradRows<T>& rows, const int64_t* label, const Index& index,
                   const Shape& shape, T* out) {
   confusion_gradient(context, rows, label, static_cast<const T*>(nullptr), static_cast<const T*>(nullptr), index, shape,
                      Normalization::kNone, out);

@@ -12,7 +12,7 @@ namespace crowdnal::cpu {
 
 // What every annotation adds to its item: weight_n times a row of `table`; nothing for a weight of 0, whatever the row.
 template <class T>
-struct Evidence {
+struct LabelTerms {
   const T* table;          // [rows, classes]: rows (annotator, label), or one an annotation where `label` is null
   int64_t rows, labels;
   const T* weight;         // [nnz] or null (1)
@@ -26,7 +26,7 @@ struct Evidence {
 
 // t += what the annotations of item i add, for rows of one or two vectors.
 template <class T, int N>
-CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, const Row<T, N>& row, int64_t i,
+CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, const Row<T, N>& row, int64_t i,
                                   Vec<T>* t) {
   const int64_t first = index.indptr[i], last = index.indptr[i + 1];
   Vec<T> before[N] = {};
@@ -36,10 +36,10 @@ CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& inde
       t[j] = Vec<T>{};
     }
     for (int64_t n = block; n < std::min(last, block + kBlock); ++n) {
-      const T w = evidence.factor(n);
+      const T w = terms.factor(n);
       if (w == 0) continue;
       Vec<T> x[N];
-      row.read(evidence.table, evidence.row(index, n), evidence.rows, x);
+      row.read(terms.table, terms.row(index, n), terms.rows, x);
       for (int64_t j = 0; j < N; ++j) t[j] = t[j] + w * x[j];
     }
   }
@@ -48,21 +48,21 @@ CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& inde
 
 // The same for rows of any length and annotations first..last-1.
 template <class T, class Out>
-CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t first,
+CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, int64_t classes, int64_t first,
                                   int64_t last, Out* __restrict t) {
   for (int64_t n = first; n < last; ++n) {
-    const Out w = evidence.factor(n);
+    const Out w = terms.factor(n);
     if (w == 0) continue;
-    const T* x = evidence.table + evidence.row(index, n) * classes;
+    const T* x = terms.table + terms.row(index, n) * classes;
     for (int64_t k = 0; k < classes; ++k) t[k] += w * x[k];
   }
 }
 template <class T>
-CROWDNAL_INLINE void add_evidence(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t i, T* t) {
+CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, int64_t classes, int64_t i, T* t) {
   const int64_t first = index.indptr[i], last = index.indptr[i + 1];
-  if (last - first <= kBlock) return add_evidence(evidence, index, classes, first, last, t);
+  if (last - first <= kBlock) return add_terms(terms, index, classes, first, last, t);
   std::vector<double> sums(t, t + classes);
-  add_evidence(evidence, index, classes, first, last, sums.data());
+  add_terms(terms, index, classes, first, last, sums.data());
   for (int64_t k = 0; k < classes; ++k) t[k] = static_cast<T>(sums[k]);
 }
 
@@ -74,16 +74,16 @@ struct Prior {
   CROWDNAL_INLINE int64_t row(int64_t i) const { return shared ? 0 : i; }
 };
 
-// For `count` <= kLanes items from `first` on, in rows of N vectors: softmax(prior + evidence), and the logarithm of
+// For `count` <= kLanes items from `first` on, in rows of N vectors: softmax(prior + terms), and the logarithm of
 // what that was divided by.
 template <class T, int N>
-CROWDNAL_INLINE void posterior_block(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior,
+CROWDNAL_INLINE void posterior_block(const LabelTerms<T>& terms, const Index& index, const Prior<T>& prior,
                                      const Row<T, N>& row, int64_t first, int64_t count, T* block, T* log_sum) {
   T sums[kLanes<T>];
   for (int64_t j = 0; j < count; ++j) {
     Vec<T> t[N];
     row.read(prior.rows, prior.row(first + j), prior.shared ? 1 : index.num_items, t);
-    add_evidence(evidence, index, row, first + j, t);
+    add_terms(terms, index, row, first + j, t);
     for (int64_t v = 0; v < N; ++v) store(block + (j * N + v) * kLanes<T>, t[v]);
   }
   softmax_rows<T, N>(block, nullptr, row, sums, log_sum);
@@ -91,16 +91,16 @@ CROWDNAL_INLINE void posterior_block(const Evidence<T>& evidence, const Index& i
 
 // The same for item i and a row of any length; returns the logarithm.
 template <class T>
-CROWDNAL_INLINE T posterior_row(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior, int64_t classes,
+CROWDNAL_INLINE T posterior_row(const LabelTerms<T>& terms, const Index& index, const Prior<T>& prior, int64_t classes,
                                 int64_t i, T* out) {
   for (int64_t k = 0; k < classes; ++k) out[k] = prior.rows[prior.row(i) * classes + k];
-  add_evidence(evidence, index, classes, i, out);
+  add_terms(terms, index, classes, i, out);
   return softmax_row(out, classes);
 }
 
-// Items begin..end-1: posterior = softmax(prior + evidence), nll = -log of its normaliser, 0 without annotations.
+// Items begin..end-1: posterior = softmax(prior + terms), nll = -log of its normaliser, 0 without annotations.
 template <class T>
-void posteriors(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior, int64_t classes, int64_t begin,
+void posteriors(const LabelTerms<T>& terms, const Index& index, const Prior<T>& prior, int64_t classes, int64_t begin,
                 int64_t end, T* posterior, T* nll);
 
 // Expected counts [R, labels, classes] summed in double precision, rows padded to whole vectors.
@@ -164,7 +164,7 @@ void sum_tables(const CountTable<T>& tables, int64_t count, int64_t rows, int64_
 // out[r, y, k] = sum_{n of r with label y} weight_n values[item_n, k]                    out: [R, labels, classes]
 // `runs` is read where `count_tables` of kReuse is 0.
 template <class T>
-void counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Runs& runs,
+void label_counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Runs& runs,
             const Shape& shape, T* out);
 constexpr int64_t kReuse = 8;
 

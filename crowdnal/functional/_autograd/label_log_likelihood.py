@@ -1,4 +1,4 @@
-"""The sufficient statistics of the joint link as autograd Functions: evidence an item, counts an annotator.
+"""The sufficient statistics of the joint link as autograd Functions: log-likelihood per item, counts per annotator.
 
 Each other's adjoints, so derivatives of any order stay native. Confusions have the observed label outermost.
 """
@@ -18,13 +18,13 @@ from crowdnal.functional.segments import finite, row_products
 _ops = torch.ops.crowdnal
 
 
-class Evidence(OpFunction):
+class LabelLogLikelihood(OpFunction):
     """out[i, k] = sum over annotations n of item i of w_n log_confusion[annotator_n, label_n, k]."""
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         """Returns [B, C]."""
-        return call(_ops.evidence.default, *inputs)
+        return call(_ops.label_log_likelihood.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -37,7 +37,7 @@ class Evidence(OpFunction):
         log_confusion, weight, *index, label = ctx.saved_tensors
         need_confusion, need_weight = ctx.needs_input_grad[:2]
         return (
-            counts(cotangent, weight, index, label, *log_confusion.shape[:2]) if need_confusion else None,
+            label_counts(cotangent, weight, index, label, *log_confusion.shape[:2]) if need_confusion else None,
             row_products(cotangent, log_confusion, index, label) if need_weight else None,
             *[None] * 5,
         )
@@ -47,18 +47,18 @@ class Evidence(OpFunction):
         """Bilinear: one term an argument."""
         log_confusion, weight, *index, label = ctx.saved_tensors
         return add(
-            None if confusion_t is None else evidence(confusion_t, weight, index, label),
-            None if weight_t is None else evidence(finite(log_confusion), weight_t, index, label),
+            None if confusion_t is None else label_log_likelihood(confusion_t, weight, index, label),
+            None if weight_t is None else label_log_likelihood(finite(log_confusion), weight_t, index, label),
         )
 
 
-class Counts(OpFunction):
+class LabelCounts(OpFunction):
     """out[r, y, k] = sum over annotations n of r with label y of w_n values[item_n, k]."""
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         """Returns [R, K, C]."""
-        return call(_ops.counts.default, *inputs)
+        return call(_ops.label_counts.default, *inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -72,7 +72,7 @@ class Counts(OpFunction):
         values, weight, *index, label = ctx.saved_tensors
         need_values, need_weight = ctx.needs_input_grad[:2]
         return (
-            evidence(cotangent, weight, index, label) if need_values else None,
+            label_log_likelihood(cotangent, weight, index, label) if need_values else None,
             row_products(values, cotangent, index, label) if need_weight else None,
             *[None] * 7,
         )
@@ -82,18 +82,22 @@ class Counts(OpFunction):
         """Bilinear: one term an argument."""
         values, weight, *index, label = ctx.saved_tensors
         return add(
-            None if values_t is None else counts(values_t, weight, index, label, *ctx.sizes),
-            None if weight_t is None else counts(values, weight_t, index, label, *ctx.sizes),
+            None if values_t is None else label_counts(values_t, weight, index, label, *ctx.sizes),
+            None if weight_t is None else label_counts(values, weight_t, index, label, *ctx.sizes),
         )
 
 
-def evidence(log_confusion: Tensor, weight: Tensor | None, index: Sequence[Tensor], label: Tensor) -> Tensor:
-    """`Evidence` on raw index tensors."""
+def label_log_likelihood(
+    log_confusion: Tensor, weight: Tensor | None, index: Sequence[Tensor], label: Tensor
+) -> Tensor:
+    """`LabelLogLikelihood` on raw index tensors."""
     arguments = (log_confusion, weight, *index, label)
-    return _ops.evidence(*arguments) if torch.compiler.is_compiling() else Evidence.run(*arguments)
+    return (
+        _ops.label_log_likelihood(*arguments) if torch.compiler.is_compiling() else LabelLogLikelihood.run(*arguments)
+    )
 
 
-def counts(
+def label_counts(
     values: Tensor,
     weight: Tensor | None,
     index: Sequence[Tensor],
@@ -101,28 +105,28 @@ def counts(
     num_annotators: int,
     num_labels: int,
 ) -> Tensor:
-    """`Counts` on raw index tensors."""
+    """`LabelCounts` on raw index tensors."""
     arguments = (values, weight, *index, label, num_annotators, num_labels)
-    return _ops.counts(*arguments) if torch.compiler.is_compiling() else Counts.run(*arguments)
+    return _ops.label_counts(*arguments) if torch.compiler.is_compiling() else LabelCounts.run(*arguments)
 
 
-def _evidence_vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+def _log_likelihood_vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
     log_confusion, weight, *index, label = inputs
     batch = VmapBatch(info.batch_size)
     log_confusion, num_annotators = batch.matrices(log_confusion, dims[0])
     folded = batch.index(index, dims[2:6], num_annotators)
-    out = _ops.evidence(log_confusion, batch.rows(weight, dims[1]), *folded, batch.rows(label, dims[6]))
+    out = _ops.label_log_likelihood(log_confusion, batch.rows(weight, dims[1]), *folded, batch.rows(label, dims[6]))
     return batch.split(out), 0
 
 
-def _counts_vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+def _label_counts_vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
     values, weight, *index, label, num_annotators, num_labels = inputs
     batch = VmapBatch(info.batch_size)
     folded = batch.index(index, dims[2:6], num_annotators)
     rows = batch.rows(values, dims[0]), batch.rows(weight, dims[1])
-    out = _ops.counts(*rows, *folded, batch.rows(label, dims[6]), batch.size * num_annotators, num_labels)
+    out = _ops.label_counts(*rows, *folded, batch.rows(label, dims[6]), batch.size * num_annotators, num_labels)
     return batch.split(out), 0
 
 
-ops.register("evidence", Evidence, _evidence_vmap)
-ops.register("counts", Counts, _counts_vmap)
+ops.register("label_log_likelihood", LabelLogLikelihood, _log_likelihood_vmap)
+ops.register("label_counts", LabelCounts, _label_counts_vmap)

@@ -1,5 +1,5 @@
-// evidence and counts: each other's adjoints, the sufficient statistics of the joint link.
-#include "cpu/evidence.h"
+// label_log_likelihood and label_counts: each other's adjoints, the sufficient statistics of the joint link.
+#include "cpu/label_log_likelihood.h"
 
 #include "ops.h"
 
@@ -9,38 +9,38 @@ namespace {
 // Copies of what describes the work, not references: a store of vectors may change anything that is in memory, and
 // whatever it might have changed is read again for every annotation.
 template <class T, int N>
-CROWDNAL_INLINE void evidence_of(const Evidence<T> evidence, const Index index, int64_t classes, int64_t begin,
+CROWDNAL_INLINE void sum_terms_of(const LabelTerms<T> terms, const Index index, int64_t classes, int64_t begin,
                                  int64_t end, T* out) {
   const Row<T, N> row(classes);
   for (int64_t i = begin; i < end; ++i) {
     Vec<T> t[N] = {};
-    add_evidence(evidence, index, row, i, t);
+    add_terms(terms, index, row, i, t);
     row.write(t, out, i, end);
   }
 }
 
 // Items begin..end-1.                                                                     out: [B, classes]
 template <class T>
-CROWDNAL_CLONES void sum_evidence(const Evidence<T>& evidence, const Index& index, int64_t classes, int64_t begin,
+CROWDNAL_CLONES void sum_terms(const LabelTerms<T>& terms, const Index& index, int64_t classes, int64_t begin,
                                   int64_t end, T* out) {
-  if (classes <= kLanes<T>) return evidence_of<T, 1>(evidence, index, classes, begin, end, out);
-  if (classes <= 2 * kLanes<T>) return evidence_of<T, 2>(evidence, index, classes, begin, end, out);
+  if (classes <= kLanes<T>) return sum_terms_of<T, 1>(terms, index, classes, begin, end, out);
+  if (classes <= 2 * kLanes<T>) return sum_terms_of<T, 2>(terms, index, classes, begin, end, out);
   for (int64_t i = begin; i < end; ++i) {
     T* t = out + i * classes;
     for (int64_t k = 0; k < classes; ++k) t[k] = 0;
-    add_evidence(evidence, index, classes, i, t);
+    add_terms(terms, index, classes, i, t);
   }
 }
 
 template <class T, int N>
-CROWDNAL_INLINE void posteriors_of(const Evidence<T> evidence, const Index index, const Prior<T> prior, int64_t classes,
+CROWDNAL_INLINE void posteriors_of(const LabelTerms<T> terms, const Index index, const Prior<T> prior, int64_t classes,
                                    int64_t begin, int64_t end, T* posterior, T* nll) {
   constexpr int64_t L = kLanes<T>;
   const Row<T, N> row(classes);
   T block[L * N * L] = {}, log_sum[L];
   for (int64_t first = begin; first < end; first += L) {
     const int64_t count = std::min(L, end - first);
-    posterior_block(evidence, index, prior, row, first, count, block, log_sum);
+    posterior_block(terms, index, prior, row, first, count, block, log_sum);
     for (int64_t j = 0; j < count; ++j) {
       const int64_t i = first + j;
       Vec<T> done[N];
@@ -54,7 +54,7 @@ CROWDNAL_INLINE void posteriors_of(const Evidence<T> evidence, const Index index
 // Positions begin..end-1 of `order` (null: the annotations as they lie); `one`: all of the annotator whose matrix `out`
 // is.
 template <class T, class Out>
-CROWDNAL_CLONES void add_counts(const T* values, const Evidence<T>& at, const Index& index, const int64_t* order,
+CROWDNAL_CLONES void add_counts(const T* values, const LabelTerms<T>& at, const Index& index, const int64_t* order,
                                 bool one, int64_t begin, int64_t end, int64_t classes, int64_t stride, Out* out) {
   for (int64_t p = begin; p < end; ++p) {
     const int64_t n = order ? order[p] : p;
@@ -66,7 +66,7 @@ CROWDNAL_CLONES void add_counts(const T* values, const Evidence<T>& at, const In
 }
 
 template <class T, int N>
-CROWDNAL_INLINE void fill_table_of(const T* values, const Evidence<T> at, const Index index, int64_t begin, int64_t end,
+CROWDNAL_INLINE void fill_table_of(const T* values, const LabelTerms<T> at, const Index index, int64_t begin, int64_t end,
                                    int64_t classes, const CountTable<T> table) {
   const Row<T, N> row(classes);
   for (int64_t n = begin; n < end; ++n) {
@@ -78,7 +78,7 @@ CROWDNAL_INLINE void fill_table_of(const T* values, const Evidence<T> at, const 
 
 // Annotations begin..end-1 into a table.
 template <class T>
-CROWDNAL_CLONES void fill_table(const T* values, const Evidence<T>& at, const Index& index, int64_t begin, int64_t end,
+CROWDNAL_CLONES void fill_table(const T* values, const LabelTerms<T>& at, const Index& index, int64_t begin, int64_t end,
                                 int64_t classes, const CountTable<T>& table) {
   if (classes <= kLanes<T>) return fill_table_of<T, 1>(values, at, index, begin, end, classes, table);
   if (classes <= 2 * kLanes<T>) return fill_table_of<T, 2>(values, at, index, begin, end, classes, table);
@@ -90,16 +90,16 @@ CROWDNAL_CLONES void fill_table(const T* values, const Evidence<T>& at, const In
 }  // namespace
 
 template <class T>
-CROWDNAL_CLONES void posteriors(const Evidence<T>& evidence, const Index& index, const Prior<T>& prior, int64_t classes,
+CROWDNAL_CLONES void posteriors(const LabelTerms<T>& terms, const Index& index, const Prior<T>& prior, int64_t classes,
                                 int64_t begin, int64_t end, T* posterior, T* nll) {
   if (classes <= kLanes<T>) {
-    return posteriors_of<T, 1>(evidence, index, prior, classes, begin, end, posterior, nll);
+    return posteriors_of<T, 1>(terms, index, prior, classes, begin, end, posterior, nll);
   }
   if (classes <= 2 * kLanes<T>) {
-    return posteriors_of<T, 2>(evidence, index, prior, classes, begin, end, posterior, nll);
+    return posteriors_of<T, 2>(terms, index, prior, classes, begin, end, posterior, nll);
   }
   for (int64_t i = begin; i < end; ++i) {
-    const T log_sum = posterior_row(evidence, index, prior, classes, i, posterior + i * classes);
+    const T log_sum = posterior_row(terms, index, prior, classes, i, posterior + i * classes);
     nll[i] = index.indptr[i] < index.indptr[i + 1] ? -log_sum : T(0);
   }
 }
@@ -119,9 +119,9 @@ void sum_tables(const CountTable<T>& tables, int64_t count, int64_t rows, int64_
 }
 
 template <class T>
-void counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Runs& runs,
+void label_counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Runs& runs,
             const Shape& shape, T* out) {
-  const Evidence<T> at{nullptr, 0, shape.rows, weight, label};
+  const LabelTerms<T> at{nullptr, 0, shape.rows, weight, label};
   const int64_t count = count_tables(index.nnz, shape, kReuse), classes = shape.cols;
   if (count > 0) {
     const int64_t stride = CountTable<T>::stride_for(classes), rows = shape.num_annotators * shape.rows;
@@ -150,14 +150,14 @@ void counts(const T* values, const T* weight, const int64_t* label, const Index&
 }
 
 #define CROWDNAL_INSTANTIATE(T)                                                                                        \
-  template void posteriors<T>(const Evidence<T>&, const Index&, const Prior<T>&, int64_t, int64_t, int64_t, T*, T*);   \
+  template void posteriors<T>(const LabelTerms<T>&, const Index&, const Prior<T>&, int64_t, int64_t, int64_t, T*, T*);   \
   template void sum_tables<T>(const CountTable<T>&, int64_t, int64_t, int64_t, int64_t, int64_t, T*);                  \
-  template void counts<T>(const T*, const T*, const int64_t*, const Index&, const Runs&, const Shape&, T*);
+  template void label_counts<T>(const T*, const T*, const int64_t*, const Index&, const Runs&, const Shape&, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
 #undef CROWDNAL_INSTANTIATE
 
-Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                    const Tensor& annotator, const Tensor& order, const Tensor& label) {
   const Tensor stored = check_confusion(log_confusion);
   const Shape shape = shape_of(stored);
@@ -170,17 +170,17 @@ Tensor evidence_op(const Tensor& log_confusion, OptionalTensor weight, const Ten
   Tensor out = empty(a, {view.num_items, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
-    const Evidence<T> evidence{pointer<T>(a), shape.num_annotators * shape.rows, shape.rows, pointer<T>(weight),
+    const LabelTerms<T> terms{pointer<T>(a), shape.num_annotators * shape.rows, shape.rows, pointer<T>(weight),
                                pointer<int64_t>(labels)};
     const int64_t per_item = view.nnz / std::max<int64_t>(1, view.num_items) + 1;
     parallel_for(0, view.num_items, grain(shape.cols * per_item), [&](int64_t begin, int64_t end) {
-      sum_evidence(evidence, view, shape.cols, begin, end, output<T>(out));
+      sum_terms(terms, view, shape.cols, begin, end, output<T>(out));
     });
   });
   return out;
 }
 
-Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
                  const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
                  int64_t num_labels) {
   STD_TORCH_CHECK(values.dim() == 2, "crowdnal: values must have 2 dimensions");
@@ -196,7 +196,7 @@ Tensor counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indp
   Tensor out = empty(v, {num_annotators, num_labels, shape.cols});
   dispatch(v, [&](auto zero) {
     using T = decltype(zero);
-    counts(pointer<T>(v), pointer<T>(weight), pointer<int64_t>(labels), view, index.runs, shape, output<T>(out));
+    label_counts(pointer<T>(v), pointer<T>(weight), pointer<int64_t>(labels), view, index.runs, shape, output<T>(out));
   });
   return out;
 }

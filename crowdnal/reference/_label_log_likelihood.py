@@ -1,4 +1,4 @@
-"""Evidence about each item's true class, and its adjoint: expected counts of true class and observed label."""
+"""Log-likelihood of an item's labels under each true class, and its adjoint: expected counts of class and label."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from crowdnal.reference._terms import widen
 
 
-def evidence(
+def label_log_likelihood(
     log_confusion: Tensor,
     weight: Tensor | None,
     indptr: Tensor,
@@ -28,7 +28,7 @@ def evidence(
     return rows.new_zeros(indptr.shape[0] - 1, rows.shape[1]).index_add(0, item, rows)
 
 
-def counts(
+def label_counts(
     values: Tensor,
     weight: Tensor | None,
     indptr: Tensor,

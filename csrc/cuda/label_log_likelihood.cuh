@@ -1,4 +1,4 @@
-// evidence: sums over the annotations of an item, the adjoint of the counts (cuda/counts.cuh).
+// label_log_likelihood: sums over the annotations of an item, the adjoint of the counts (cuda/label_counts.cuh).
 #pragma once
 
 #include "cuda/chunks.cuh"
@@ -8,7 +8,7 @@ namespace crowdnal::cuda {
 // out[v] = sum over the annotations n of item i of weight_n times row n of `rows` at k + v; nothing for a weight of 0,
 // whatever the row.
 template <int V, class T, class Rows>
-__device__ void sum_evidence(const Rows& rows, const T* weight, const Index& index, int64_t i, int64_t k, T* out) {
+__device__ void sum_terms(const Rows& rows, const T* weight, const Index& index, int64_t i, int64_t k, T* out) {
   const int64_t last = index.indptr[i + 1];
   CROWDNAL_ASSERT(0 <= index.indptr[i] && index.indptr[i] <= last && last <= index.nnz);
   BlockSum<T> sums[V];
@@ -28,19 +28,19 @@ __device__ void sum_evidence(const Rows& rows, const T* weight, const Index& ind
 
 template <class T, class Rows>
 __global__ void __launch_bounds__(kThreads, 4)
-    evidence_kernel(Rows rows, const T* weight, Index index, int64_t classes, T* out) {
+    label_log_likelihood_kernel(Rows rows, const T* weight, Index index, int64_t classes, T* out) {
   const int64_t size = index.num_items * classes;
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {
     T sum;
-    sum_evidence<1>(rows, weight, index, e / classes, e % classes, &sum);
+    sum_terms<1>(rows, weight, index, e / classes, e % classes, &sum);
     out[e] = sum;
   }
 }
 
 // out[i, k] = sum_{n of i} weight_n times row n of `rows`                                            out: [B, classes]
 template <class T, class Rows>
-void evidence(Context& context, const Rows& rows, const T* weight, const Index& index, int64_t classes, T* out) {
-  launch(context, evidence_kernel<T, Rows>, ceil_div(index.num_items * classes, kThreads), kThreads, 0, rows, weight,
+void label_log_likelihood(Context& context, const Rows& rows, const T* weight, const Index& index, int64_t classes, T* out) {
+  launch(context, label_log_likelihood_kernel<T, Rows>, ceil_div(index.num_items * classes, kThreads), kThreads, 0, rows, weight,
          index, classes, out);
 }
 
