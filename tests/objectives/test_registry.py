@@ -30,7 +30,8 @@ from crowdnal.objectives import (
     register,
     table,
 )
-from crowdnal.train.config import InputError, parse_options
+from crowdnal.train.config import InputError
+from crowdnal.train.options import parse_options
 
 METHOD = '''
 """One error rate for all annotators."""
