@@ -104,8 +104,8 @@ def _objectives(chosen: argparse.Namespace) -> int:
         except ImportError as error:
             print(f"crowdnal: warning: {_one_line(error)}", file=sys.stderr)
             continue
-        told = "; ".join(f"{word} {text}" for word, text in facts(cls).items() if word != "class")
-        print(f"{name:<{width}}  {summary(cls)}{f' [{told}]' if told else ''}")
+        _, *where = facts(cls).values()  # link and source
+        print(f"{name:<{width}}  {summary(cls)}\n{'':<{width}}  {'; '.join(where)}")
     print(_ADVICE)
     return 0
 

@@ -122,11 +122,10 @@ def summary(cls: type) -> str:
     return " ".join(plain(inspect.getdoc(cls) or "").partition("\n\n")[0].split())
 
 
-def facts(cls: type) -> dict[str, str]:
-    """Class, link and source of a method, where known."""
-    told = {"class": f"crowdnal.{cls.__name__}"}
-    told |= {name: plain(text) for name in ("link", "source") if isinstance(text := getattr(cls, name, None), str)}
-    return told
+def facts(cls: type[Objective]) -> dict[str, str]:
+    """Class, link and, where there is one, source of a method."""
+    told = {"class": f"{cls.__module__.partition('.')[0]}.{cls.__name__}", "link": cls.link, "source": cls.source}
+    return {word: plain(text) for word, text in told.items() if text}
 
 
 def option_help(cls: type, width: int = 100) -> str:

@@ -19,7 +19,7 @@ import crowdnal
 from crowdnal import cli
 from crowdnal.objectives import OBJECTIVES, CrowdLayer, TraceRegularized
 from crowdnal.train import InputError, demo
-from crowdnal.train.options import parse_options
+from crowdnal.train.options import parse_options, plain
 from crowdnal.train.progress import Reporter
 
 
@@ -203,8 +203,10 @@ def test_missing_arguments(capsys):
 def test_objectives(capsys):
     assert cli.main(["objectives"]) == 0
     listed, advice = capsys.readouterr().out.split("\n\n")
-    lines = listed.splitlines()
+    lines, links = listed.splitlines()[::2], listed.splitlines()[1::2]
     assert [line.split()[0] for line in lines] == list(OBJECTIVES) and all(len(line) > 40 for line in lines)
+    told = [plain("; ".join(filter(None, (cls.link, cls.source)))) for cls in OBJECTIVES.values()]
+    assert [line.strip() for line in links] == told
     assert "`" not in listed and all(name in OBJECTIVES for name in re.findall(r"\b[a-z]+(?:-[a-z]+)+\b", advice))
 
 
