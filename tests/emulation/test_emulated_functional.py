@@ -12,7 +12,7 @@ from emulated import NAME, Emulated
 from test_functional import problem, small  # noqa: F401
 from test_pair_confusion import case  # noqa: F401
 
-from crowdnal.ops import SCHEMAS
+from crowdnal.ops import OPS
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -27,6 +27,6 @@ for _module in (test_functional, test_pair_confusion):
 @pytest.fixture(autouse=True, scope="module")
 def through_the_emulator(emulated: Emulated) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in SCHEMAS:
+        for name in OPS:
             patch.setattr(torch.ops.crowdnal, name, getattr(getattr(torch.ops, NAME), name))
         yield
