@@ -86,6 +86,7 @@ def test_sparse_half_integer_and_empty_tensors() -> None:
 
 def test_arrays_are_values() -> None:
     assert_close(torch.tensor([1.0, 2.0]), np.array([1.0, 2.0]))
+    assert_close([1 / 3], np.array([1 / 3]), rtol=1e-15)
     assert "worst at [1]: ours 2.0, wanted 3.0" in message(assert_close, torch.tensor([1.0, 2.0]), np.array([1.0, 3.0]))
     assert "shape" in message(assert_close, torch.zeros(2), np.zeros((2, 1)))
 

@@ -11,8 +11,6 @@ from crowdnal.aggregation.common_confusion import CommonConfusionEM, Omega
 from crowdnal.aggregation.em import AggregationResult, iterate
 from crowdnal.data import Annotations
 
-__all__ = ["CoNALEMResult", "conal_em"]
-
 
 @dataclass
 class CoNALEMResult(AggregationResult):
@@ -72,12 +70,7 @@ def conal_em(
         ValueError: naming the argument that does not fit.
     """
     em = CommonConfusionEM(annotations, log_prior, omega, smoothing, dtype)
-
-    def step() -> float:
-        em.maximise()
-        return em.expect()
-
-    likelihoods, converged = iterate(step, max_iterations, tolerance * em.total)
+    likelihoods, converged = iterate(em.maximise, em.expect, max_iterations, tolerance * em.total)
     return CoNALEMResult(
         em.posterior,
         em.common.t().contiguous(),

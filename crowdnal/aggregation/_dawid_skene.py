@@ -25,8 +25,6 @@ from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step
 from crowdnal.functional.segments import sum_rows
 
-__all__ = ["DawidSkeneResult", "dawid_skene"]
-
 
 @dataclass
 class DawidSkeneResult(AggregationResult):
@@ -174,13 +172,15 @@ def run(em: EMState, max_iterations: int, tolerance: float, *, initialised: bool
     """M-steps and E-steps until the objective rises by less than the tolerance; with an init, an E-step first."""
     likelihoods: list[float] = []
 
-    def step() -> float:
+    def maximise() -> None:
         if likelihoods or not initialised:
             em.maximise()
+
+    def expect() -> float:
         likelihood, penalty = em.expect()
         likelihoods.append(likelihood)
         return likelihood + penalty
 
-    objectives, converged = iterate(step, max_iterations, tolerance * em.total)
+    objectives, converged = iterate(maximise, expect, max_iterations, tolerance * em.total)
     confusion = em.log_confusion.exp().transpose(1, 2).contiguous()
     return DawidSkeneResult(em.posterior, confusion, em.class_prior, likelihoods, objectives, converged)

@@ -21,12 +21,9 @@ from crowdnal.aggregation._worker_clustering import worker_clustering
 from crowdnal.data import Annotations
 
 _CROWDKIT, _SNORKEL = ("crowdkit.aggregation", "crowd-kit"), ("snorkel.labeling.model", "snorkel")
-_LIBRARY = {
-    **dict.fromkeys(("glad", "mace", "mmsr", "wawa", "zero-based-skill", "kos"), _CROWDKIT),
-    "label-model": _SNORKEL,
-}
-
-__all__ = ["AGGREGATORS", "aggregate"]
+_CLASSES = {"glad": "GLAD", "mace": "MACE", "mmsr": "MMSR", "wawa": "Wawa", "zero-based-skill": "ZeroBasedSkill"}
+_CLASSES["kos"] = "KOS"
+_LIBRARY = {**dict.fromkeys(_CLASSES, _CROWDKIT), "label-model": _SNORKEL}
 
 
 def aggregate(annotations: Annotations, method: str, **options: Any) -> Tensor:
@@ -137,12 +134,8 @@ def _labels(model: Any, frame: Any, annotations: Annotations) -> Tensor:
     return proportions(known.double(), 1).to(annotations.device)
 
 
-_READ: dict[str, Callable[[Any, Any, Annotations], Tensor]] = {
-    "mmsr": _log_odds,
-    "wawa": _vote_proportions,
-    "zero-based-skill": _vote_proportions,
-    "kos": _labels,
-}
+_READ: dict[str, Callable[[Any, Any, Annotations], Tensor]]
+_READ = {"mmsr": _log_odds, "wawa": _vote_proportions, "zero-based-skill": _vote_proportions, "kos": _labels}
 
 
 def _label_model(annotations: Annotations, options: dict[str, Any]) -> Tensor:
@@ -161,12 +154,7 @@ AGGREGATORS: dict[str, Callable[[Annotations, dict[str, Any]], Tensor]] = {
     "one-coin": _own(one_coin),
     "mmce": _own(mmce),
     "worker-clustering": _own(worker_clustering),
-    "glad": _crowdkit("GLAD", "glad"),
-    "mace": _crowdkit("MACE", "mace"),
-    "mmsr": _crowdkit("MMSR", "mmsr"),
-    "wawa": _crowdkit("Wawa", "wawa"),
-    "zero-based-skill": _crowdkit("ZeroBasedSkill", "zero-based-skill"),
-    "kos": _crowdkit("KOS", "kos"),
+    **{method: _crowdkit(name, method) for method, name in _CLASSES.items()},
     "label-model": _label_model,
 }
 """Every method of :func:`aggregate`."""

@@ -14,8 +14,6 @@ from crowdnal.aggregation.em import AggregationResult, check_options, iterate, p
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import pair_confusion, segment_sum
 
-__all__ = ["MMCEResult", "mmce"]
-
 
 @dataclass
 class MMCEResult(AggregationResult):
@@ -77,14 +75,11 @@ def mmce(
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, got {steps}")
     model = _Model(a, weights, None if gold is None else gold.to(a.device), dtype)
-
-    def step() -> float:
-        model.maximise(steps)
-        return -model.expect()
-
-    negated, converged = iterate(step, max_iterations, tolerance * model.total)
-    objective = [-value for value in negated]
-    return MMCEResult(model.posterior, model.competence[..., 0].softmax(2), objective, converged)
+    negated, converged = iterate(
+        lambda: model.maximise(steps), lambda: -model.expect(), max_iterations, tolerance * model.total
+    )
+    confusion = model.competence[..., 0].softmax(2)
+    return MMCEResult(model.posterior, confusion, [-value for value in negated], converged)
 
 
 class _Model:
@@ -141,11 +136,7 @@ class _Model:
 def _weights(
     annotations: Annotations, strength: float, annotator_weight: float | None, item_weight: float | None
 ) -> tuple[float, float]:
-    for name, value in (
-        ("strength", strength),
-        ("annotator_weight", annotator_weight),
-        ("item_weight", item_weight),
-    ):
+    for name, value in (("strength", strength), ("annotator_weight", annotator_weight), ("item_weight", item_weight)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0, got {value}: without it the difficulties explain every label")
     alpha = strength * annotations.num_classes**2 if annotator_weight is None else annotator_weight

@@ -11,8 +11,6 @@ from crowdnal.aggregation._dawid_skene import DawidSkeneResult, EMState, run
 from crowdnal.aggregation.em import FLOOR
 from crowdnal.data import Annotations
 
-__all__ = ["one_coin"]
-
 
 @torch.no_grad()
 def one_coin(

@@ -15,8 +15,6 @@ from crowdnal.aggregation.em import FLOOR, AggregationResult, check_options, ite
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step
 
-__all__ = ["WorkerClusteringResult", "worker_clustering"]
-
 
 @dataclass
 class WorkerClusteringResult(AggregationResult):
@@ -83,12 +81,7 @@ def worker_clustering(
     if not 1 <= num_clusters <= max(annotations.num_annotators, 1):
         raise ValueError(f"num_clusters={num_clusters} must be 1 to R={annotations.num_annotators} annotators")
     model = _Model(annotations, num_clusters, smoothing, None if gold is None else gold.to(annotations.device), dtype)
-
-    def step() -> float:
-        model.maximise()
-        return model.expect()
-
-    objective, converged = iterate(step, max_iterations, tolerance * model.total)
+    objective, converged = iterate(model.maximise, model.expect, max_iterations, tolerance * model.total)
     clusters = model.log_clusters.exp().transpose(1, 2).contiguous()
     return WorkerClusteringResult(model.posterior, model.membership, clusters, model.class_prior, objective, converged)
 
@@ -97,12 +90,7 @@ class _Model:
     """`posterior` [N, C], its `counts` [R, K, C]; `membership` [R, M], `log_clusters` [M, K, C]."""
 
     def __init__(
-        self,
-        annotations: Annotations,
-        num_clusters: int,
-        smoothing: float,
-        gold: Tensor | None,
-        dtype: torch.dtype,
+        self, annotations: Annotations, num_clusters: int, smoothing: float, gold: Tensor | None, dtype: torch.dtype
     ) -> None:
         a = self.annotations = annotations
         self.smoothing, self.gold = smoothing, gold

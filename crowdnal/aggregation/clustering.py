@@ -59,12 +59,7 @@ def cluster_matrices(weight: Tensor, num_groups: int, seed: int) -> Tensor:
 
 
 def fit_clusters(
-    points: np.ndarray,
-    num_groups: int,
-    seed: int,
-    *,
-    components: int | None = None,
-    times: np.ndarray | None = None,
+    points: np.ndarray, num_groups: int, seed: int, *, components: int | None = None, times: np.ndarray | None = None
 ) -> Callable[[np.ndarray], np.ndarray]:
     """K-means on points ``[L, D]``, L > 0, standardised; as many groups as there are different points at most.
 

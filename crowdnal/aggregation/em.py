@@ -52,11 +52,13 @@ def weights_of(annotations: Annotations, dtype: torch.dtype) -> tuple[Tensor | N
     return weight, total or 1.0
 
 
-def iterate(step: Callable[[], float], max_iterations: int, tolerance: float) -> tuple[list[float], bool]:
-    """Calls ``step`` until what it returns rises by less than the tolerance.
+def iterate(
+    maximise: Callable[[], None], expect: Callable[[], float], max_iterations: int, tolerance: float
+) -> tuple[list[float], bool]:
+    """M-step and E-step in turn until what the E-step returns rises by less than the tolerance.
 
     Returns:
-        What each step returned, and whether the last one rose so little.
+        What every E-step returned, and whether the last one rose so little.
 
     Raises:
         ValueError: naming the argument that does not fit.
@@ -65,10 +67,11 @@ def iterate(step: Callable[[], float], max_iterations: int, tolerance: float) ->
         raise ValueError(f"max_iterations must be 1 or more, got {max_iterations}")
     if math.isnan(tolerance):
         raise ValueError("tolerance must be a number, got NaN; a negative one never stops")
-    values = [step()]
+    values: list[float] = []
     while len(values) < max_iterations:
-        values.append(step())
-        if values[-1] - values[-2] < tolerance:
+        maximise()
+        values.append(expect())
+        if len(values) > 1 and values[-1] - values[-2] < tolerance:
             return values, True
     return values, False
 

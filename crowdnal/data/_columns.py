@@ -73,7 +73,7 @@ def _factorize(raw: Any) -> Column:
     library = type(raw).__module__.partition(".")[0]
     if isinstance(raw, np.ma.MaskedArray):
         column = _factorize(np.asarray(raw.data))
-        return column._replace(codes=np.where(np.ma.getmaskarray(raw), -1, column.codes))
+        return column._replace(codes=np.where(np.ma.getmaskarray(raw), -1, column.codes)).by_appearance()
     if library == "pandas":
         return _factorize_pandas(raw)
     if library == "pyarrow":
@@ -123,7 +123,9 @@ def _factorize_arrow(raw: Any) -> Column:
         return Column(codes.astype(np.int64), raw.dictionary.to_pylist(), declared=bool(raw.type.ordered))
     if raw.null_count == 0 and (pa.types.is_integer(raw.type) or pa.types.is_floating(raw.type)):
         return _factorize_numbers(raw.to_numpy())
-    if len(raw) > 1 and raw.null_count == 0 and not pa.types.is_nested(raw.type):
+    if pa.types.is_nested(raw.type):
+        return _factorize(raw.to_pylist())
+    if len(raw) > 1 and raw.null_count == 0:
         starts = np.append(True, compute.not_equal(raw[1:], raw[:-1]).to_numpy(zero_copy_only=False))
         heads = np.flatnonzero(starts)
         if len(heads) < len(raw) / 2:

@@ -62,9 +62,9 @@ def read_delimited(
         _refuse_long_rows(text, dialect, len(names))
     if dialect.separator is None and len(beyond.codes):
         _refuse_short_rows(text, dialect, len(names), columns, places)
-    kept = _kept_rows(columns, [str(names[place]) for place in places])
+    kept = _kept_rows(columns, [dialect.header[place] for place in places] if headed else None)
     if kept is not None:
-        columns = [column._replace(codes=column.codes[kept]) for column in columns]
+        columns = [column._replace(codes=column.codes[kept]).by_appearance() for column in columns]
 
     def place(n: int) -> str:
         row = n if kept is None else int(kept[n])
@@ -139,14 +139,16 @@ class _Watched:
         return iter(self.file)
 
 
-def _kept_rows(columns: list[Column], names: list[str]) -> Any:
+def _kept_rows(columns: list[Column], names: list[str] | None) -> Any:
     """Rows that are neither empty throughout nor the header once more; None for all."""
     blank = np.logical_and.reduce([column.codes < 0 for column in columns])
+    if names is None or len(columns) < 2:
+        return np.flatnonzero(~blank) if blank.any() else None
     codes = [
         column.values.index(name) if name in column.values else -2 for column, name in zip(columns, names, strict=True)
     ]
     again = np.logical_and.reduce([c.codes == code for c, code in zip(columns, codes, strict=True)])
-    gone = blank | again if len(columns) > 1 else blank
+    gone = blank | again
     return np.flatnonzero(~gone) if gone.any() else None
 
 

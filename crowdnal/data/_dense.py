@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,7 +125,7 @@ def read_dense(
 ) -> Fields:
     """See ``Annotations.from_dense``."""
     if num_classes is None:
-        answers = read_matrix(matrix, missing, classes, items, annotators)
+        answers = read_matrix(matrix, missing, classes, items, annotators, unsure)
     else:
         if classes is not None:
             raise ValueError("give num_classes (the labels are 0 to num_classes-1) or classes, not both")
@@ -137,8 +136,6 @@ def read_dense(
             return _numbered(matrix, matrix.table, int(num_classes), missing, items, annotators)
         answers = read_matrix(matrix, missing, None, items, annotators)
         _check_integers(answers, num_classes)
-    if unsure:
-        answers = replace(answers, unsure=unsure)
     fields = answers.fields(
         items if matrix.items is not None else None,
         annotators if matrix.annotators is not None else None,
@@ -161,16 +158,23 @@ def _ids(found: list[Any] | None, wanted: Ids, size: int, name: str) -> list[Any
     return list(given)
 
 
-def read_matrix(matrix: Matrix, missing: Any, classes: Ids, items: Ids = None, annotators: Ids = None) -> Answers:
+def read_matrix(
+    matrix: Matrix,
+    missing: Any,
+    classes: Ids,
+    items: Ids = None,
+    annotators: Ids = None,
+    unsure: tuple[Hashable, ...] = (),
+) -> Answers:
     """The labels of a matrix, its rows and columns as tasks and workers, named here where they have no names."""
     written, (num_rows, num_columns) = matrix.where is not None, matrix.shape
     label = matrix.cells
     if label is None:
         assert matrix.table is not None
         label = read_column(matrix.table.flatten())
-    label = drop_missing(label, missing, written=written, dense=True, classes=classes)
+    label = drop_missing(label, missing, written=written, dense=True, classes=classes, apart=unsure)
     if written:
-        label = numbers(label)
+        label = numbers(label, unsure)
     cell = np.flatnonzero(label.codes >= 0)
 
     def place(what: str, n: int) -> str:
@@ -186,6 +190,7 @@ def read_matrix(matrix: Matrix, missing: Any, classes: Ids, items: Ids = None, a
         label._replace(codes=label.codes[cell]),
         place,
         written,
+        unsure=unsure,
     )
 
 

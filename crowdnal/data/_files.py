@@ -179,7 +179,7 @@ def _read_text(text: Text, how: Reading, needed: Sequence[Any], missing: Any, na
     dialect = read_dialect(text, wanted if names is None else [], how.separator, blanks=True)
     header = dialect.header
     if how.format == "dense":
-        return _read_matrix(text, dialect, how, missing, names)
+        return _each_row_once(_read_matrix(text, dialect, how, missing, names))
     if names is not None:
         if len(names) != len(header):
             raise ValueError(
@@ -216,7 +216,7 @@ def _read_text(text: Text, how: Reading, needed: Sequence[Any], missing: Any, na
             f"nor clearly one column of labels per worker; {table.advice()}; or give columns= if the file has no "
             'header, or format="dense" if it is a matrix'
         )
-    return matrix
+    return _each_row_once(matrix)
 
 
 def _no_column(text: Text, dialect: Dialect, table: Table, name: Any, named: bool) -> str:
@@ -228,7 +228,8 @@ def _no_column(text: Text, dialect: Dialect, table: Table, name: Any, named: boo
 
 
 def _is_headless(header: list[str]) -> bool:
-    return all(cell.casefold() in WORDS or _is_numeral(cell) for cell in header)
+    indexed = not header[0] and all(header[1:])  # as DataFrame.to_csv names the index
+    return not indexed and all(not cell or cell.casefold() in WORDS or _is_numeral(cell) for cell in header)
 
 
 def _is_numeral(cell: str) -> bool:
@@ -261,11 +262,15 @@ def _read_matrix(text: Text, dialect: Dialect, how: Reading, missing: Any, names
     if (tasks.codes < 0).any():
         n = int((tasks.codes < 0).argmax())
         raise ValueError(f"{table.place(n)}, column {names[0]!r} is missing, and only labels may be: name the task")
-    first = tasks.by_appearance()
-    if len(first.values) < len(first.codes):
-        n = int((first.codes != np.arange(len(first.codes))).argmax())
-        raise ValueError(f"{table.place(n)}: task {first.values[first.codes[n]]!r} has a row already; give it one")
     return of_columns(columns[1:], [tasks.values[code] for code in tasks.codes], names[1:], table.place)
+
+
+def _each_row_once(matrix: Matrix) -> Matrix:
+    if matrix.items is not None and len(set(matrix.items)) < len(matrix.items):
+        n, task = next((n, task) for n, task in enumerate(matrix.items) if task in matrix.items[:n])
+        assert matrix.where is not None
+        raise ValueError(f"{matrix.where(n)}: task {task!r} has a row already; give it one")
+    return matrix
 
 
 def _is_matrix(matrix: Matrix, missing: Any) -> bool:

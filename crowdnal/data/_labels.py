@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -65,7 +65,9 @@ def as_number(text: str) -> int | float | None:
     return None
 
 
-def drop_missing(column: Column, missing: Any, *, written: bool, dense: bool, classes: Ids) -> Column:
+def drop_missing(
+    column: Column, missing: Any, *, written: bool, dense: bool, classes: Ids, apart: Collection[Any] = ()
+) -> Column:
     """The column with what is no label as missing.
 
     Args:
@@ -74,33 +76,34 @@ def drop_missing(column: Column, missing: Any, *, written: bool, dense: bool, cl
         written: whether it stands in a file, where the usual words mean none too.
         dense: whether it is a matrix, where -1 does, unless empty cells or another number do.
         classes: these are never missing, whatever they are called.
+        apart: nor are these, which are no classes.
     """
-    kept = {spelled(value) for value in distinct(classes, "classes")} if classes is not None else set()
+    kept = {spelled(value) for value in (*apart, *(() if classes is None else distinct(classes, "classes")))}
     marked = {spelled(marker) for marker in markers(missing) if not is_missing(marker)}
     usual = missing is USUAL or bool(markers(missing))
-    gone = {value for value in column.values if spelled(value) in marked}
+    gone = set()
     if written:
-        gone |= {value for value in column.values if isinstance(value, str) and not value.strip()}
-        if usual:
-            gone |= {v for v in column.values if isinstance(v, str) and v.strip().casefold() in WORDS}
+        texts = [value for value in column.values if isinstance(value, str)]
+        gone = {v for v in texts if not v.strip() or (usual and v.strip().casefold() in WORDS)}
+    empty = bool((column.codes < 0).any()) or bool(gone)
+    gone |= {value for value in column.values if spelled(value) in marked}
     if dense and usual and not any(as_number(marker) is not None for marker in marked if isinstance(marker, str)):
         negative = {value for value in column.values if spelled(value) == "-1"}
-        empty = bool((column.codes < 0).any()) or bool(gone)
         if not empty:
             gone |= negative
         elif negative and missing is USUAL and classes is None:
             warn("-1 is read as a class, because empty cells mark what is missing: give missing=-1 if it marks it too")
     gone = {value for value in gone if spelled(value) not in kept}
     result = column.mapped(lambda value: None if value in gone else value) if gone else column
-    if missing is USUAL and classes is None:
-        _say(gone, result)
+    if missing is USUAL and classes is None and not column.declared:
+        _say(gone, result, apart)
     return result
 
 
-def _say(gone: set[Any], column: Column) -> None:
+def _say(gone: set[Any], column: Column, apart: Collection[Any]) -> None:
     """Warn where a word could be a class after all, or a class no answer."""
     words = {v for v in gone if isinstance(v, str) and v.strip() and v.strip().casefold() not in _NAN}
-    rest = [value for value in column.values if isinstance(value, str)]
+    rest = [value for value in column.values if isinstance(value, str) and value not in apart]
     if {v for v in words if spelled(v) != "-1"} and any(as_number(value) is None for value in rest):
         warn(f"{_listed(words)} mean no label here: give missing=() or classes= if they are classes")
     doubtful = {value for value in rest if value.strip().casefold() in _DOUBTFUL | WORDS}
@@ -120,14 +123,17 @@ def warn(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-def numbers(column: Column) -> Column:
-    """Labels of a file: numbers if all of them are, else as written, ``1`` and ``1.0`` being one."""
+def numbers(column: Column, apart: Collection[Any] = ()) -> Column:
+    """Labels of a file: numbers if all of them are (but those apart), else as written, ``1`` and ``1.0`` being one."""
     if not all(isinstance(value, str) for value in column.values):
         return column
     column = column.mapped(str.strip)
-    found = [as_number(value) for value in column.values]
+    found = [as_number(value) for value in column.values if value not in apart]
     if None not in found:
-        return column.mapped(as_number)
+        kind = float if any(isinstance(number, float) for number in found) else int
+        return column.mapped(
+            lambda value: value if value in apart else kind(value) if kind is float else as_number(value)
+        )
     texts = set(column.values)
     return column.mapped(lambda value: spelled(value) if value.endswith(".0") and spelled(value) in texts else value)
 

@@ -109,7 +109,7 @@ def read_long(table: Table, want: Long) -> Answers:
         label, row, share = label._replace(codes=label.codes[kept]), row[kept], None if share is None else share[kept]
     tasks = task.by_appearance()._replace(declared=True)
     names = {"task": want.task, "worker": want.worker, "label": next(iter(want.choices), None)}
-    if len(row) < len(task.codes) or list(want.choices.items()) != [(want.label, 1.0)]:
+    if share is not None or len(row) < len(task.codes):
         tasks, worker = tasks._replace(codes=tasks.codes[row]), worker._replace(codes=worker.codes[row])
     return Answers(
         tasks,
@@ -167,9 +167,10 @@ def _choices(reading: _Reading) -> tuple[Column, Array, Array | None]:
     if not counts or any(not is_number(count) or not 0 <= count < float("inf") for count in counts):
         raise ValueError(f"label={want.label!r} must give for each column what a label in it counts, 0 or more")
     label = _below_each_other([reading.columns[name] for name in want.choices])
-    label = drop_missing(label, want.missing, written=written, dense=False, classes=want.classes)
+    apart = one_or_several(want.unsure, "unsure")
+    label = drop_missing(label, want.missing, written=written, dense=False, classes=want.classes, apart=apart)
     if written and not want.sets:
-        label = numbers(label)
+        label = numbers(label, apart)
     row = np.flatnonzero(label.codes >= 0)
     if counts == [1.0]:
         return label if len(row) == len(label.codes) else label._replace(codes=label.codes[row]), row, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,8 @@ def read_answers(path: str | os.PathLike[str], how: Reading, want: Long, items: 
             f"{path} is a matrix without header, so nothing says which item a row belongs to: give items=, an id per "
             "row, in order"
         )
-    answers = read_matrix(found, want.missing, want.classes, None if found.items is not None else items)
-    return replace(answers, unsure=one_or_several(want.unsure, "unsure"))
+    rows = None if found.items is not None else items
+    return read_matrix(found, want.missing, want.classes, rows, unsure=one_or_several(want.unsure, "unsure"))
 
 
 def _of_table(table: Table, how: Reading, want: Long) -> Answers:

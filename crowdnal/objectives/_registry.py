@@ -51,8 +51,8 @@ class Objectives(Mapping[str, type[Objective]]):
     """The classes by name, in alphabetical order; a class of another package is imported when it is looked up.
 
     Raises:
-        ImportError: naming the package whose objective cannot be loaded.
-        ValueError: naming two packages that offer the same name, whatever is looked up.
+        ImportError: naming the package whose objective cannot be loaded, or (whatever is looked up) two that offer the
+            same name.
     """
 
     def __getitem__(self, name: str) -> type[Objective]:
@@ -112,7 +112,7 @@ def _entry_points(path: tuple[str, ...]) -> dict[str, EntryPoint]:
         own = point.name in _known and _own(_known[point.name])
         if own or point.name in found:
             other = "crowdnal" if own else _package(found[point.name])
-            raise ValueError(
+            raise ImportError(
                 f"objective {point.name!r} is offered by {other} and by {_package(point)}: uninstall one of them, or "
                 "rename its entry point"
             )

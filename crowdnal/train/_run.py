@@ -43,7 +43,7 @@ from crowdnal.train.loop import (
 )
 from crowdnal.train.options import objective_class, parse_options, resolved_options, value_words
 from crowdnal.train.progress import Reporter, Stopwatch
-from crowdnal.train.report import render
+from crowdnal.train.report import render, summary
 from crowdnal.train.weights import create_model, weights_digest
 from crowdnal.training import CrowdModel, attach
 
@@ -128,7 +128,7 @@ def _session(given: TrainConfig, resume: bool, reporter: Reporter) -> _Session:
     options = parse_options(kind, config.options)
     recorded = _open(config, resume)
     if config.log == "tensorboard":
-        require("torch.utils.tensorboard", extra="tensorboard")
+        require("tensorboard", extra="tensorboard")
     data = _input_errors(data_module.load, config)
     seed_everything(derive_seed(config.seed, "objective"))
     objective = _input_errors(kind, len(data.classes), data.annotations.num_annotators, **options)
@@ -289,7 +289,8 @@ class _Session:
         outputs.write_report(out, render(found, self.data, estimates, progress.history))
         self.model.eval()
         result = Result(out, found, estimates, self.data, self.model, self.objective)
-        _summary(self.reporter, result)
+        for line in summary(found, out):
+            self.reporter.say(line)
         return result
 
     def _save_selected(self, model: CrowdModel) -> None:
@@ -356,23 +357,3 @@ def _device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device} ({platform.processor() or platform.machine()})"
-
-
-def _summary(reporter: Reporter, result: Result) -> None:
-    found, out = result.metrics, result.out
-    if "test_accuracy" in found:
-        reporter.say(f"test accuracy {found['test_accuracy']:.4f} (last epoch, {found['num_test']} images)")
-    if found["selected_epoch"] is not None:
-        text = f"held-out annotations choose epoch {found['selected_epoch']}"
-        if found["selected_test_accuracy"] is not None:
-            text += f", test accuracy {found['selected_test_accuracy']:.4f}"
-        reporter.say(f"{text}: {out / 'model_selected'}")
-    if "truth" in found:
-        truth = found["truth"]
-        reporter.say(
-            f"accuracy on {truth['items']} annotated images: labels.csv {truth['label_accuracy']:.4f}, "
-            f"classifier alone {truth['model_accuracy']:.4f}, majority vote {truth['majority_vote_accuracy']:.4f}"
-        )
-    reporter.say(f"model      {out / 'model.safetensors'}  timm.create_model('local-dir:{out}', pretrained=True)")
-    for name in ("annotators.csv", "labels.csv", "history.csv", "metrics.json", "report.html"):
-        reporter.say(f"{name.split('.')[0]:<10} {out / name}")

@@ -53,27 +53,16 @@ class ByMode(NamedTuple):
 
 @dataclass(frozen=True)
 class Option:
-    """What there is to know of an option besides its name, its type and a constant default.
+    """What there is to know of an option besides its name, its type and a constant default."""
 
-    Attributes:
-        group: one of ``GROUPS``.
-        help: what it is, without its default.
-        metavar: stands for the value in the help; the default goes by the type.
-        check: what is wrong with a value (the end of a sentence), or None.
-        fill: makes the default of a field that is None; its text is shown.
-        unset: what the help shows as the default instead.
-        free: changes where and how fast a run computes, never what: a resumed run may differ in it.
-        flag: the spelling on the command line where it is not the name.
-    """
-
-    group: str
-    help: str
-    metavar: str | None = None
-    check: Callable[[Any], str | None] | None = None
-    fill: Callable[[TrainConfig], Any] | None = None
-    unset: str | None = None
-    free: bool = False
-    flag: str | None = None
+    group: str  # one of GROUPS
+    help: str  # what it is, without its default
+    metavar: str | None = None  # stands for the value in the help; None: by the type
+    check: Callable[[Any], str | None] | None = None  # what is wrong with a value, as the end of a sentence
+    fill: Callable[[TrainConfig], Any] | None = None  # makes the default of a field that is None; its text is shown
+    unset: str | None = None  # what the help shows as the default instead
+    free: bool = False  # changes where and how fast a run computes, never what: a resumed run may differ in it
+    flag: str | None = None  # the spelling on the command line where it is not the name
 
 
 def option(group: str, help: str, default: Any = None, **more: Any) -> Any:
@@ -266,12 +255,10 @@ class TrainConfig:
 
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(TrainConfig)}
 DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
-# the type of a field's value where it has one
-VALUE_TYPES = {
-    name: next(part for part in typing.get_args(hint) if part is not type(None)) if type(None) in typing.get_args(hint)
-    else hint
+VALUE_TYPES = {  # of a field that is not None
+    name: typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
     for name, hint in typing.get_type_hints(TrainConfig).items()
-}  # fmt: skip
+}
 
 
 def flag(name: str) -> str:
@@ -304,7 +291,9 @@ def in_words(value: Any) -> str:
     """A value of a field as a person would write it."""
     if value is None or value is False or value in ((), []):
         return NOT_GIVEN
-    return ",".join(value) if isinstance(value, (tuple, list)) else str(value).removesuffix(".0")
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return ",".join(value) if isinstance(value, (tuple, list)) else str(value)
 
 
 def _plain(value: Any) -> Any:

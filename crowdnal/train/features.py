@@ -55,10 +55,7 @@ def cache_key(files: Sequence[Path], model_name: str, digest: str, transform: An
 
 
 def cached_features(
-    files: Sequence[Path],
-    folder: Path,
-    key: str,
-    compute: Callable[[], Tensor],
+    files: Sequence[Path], folder: Path, key: str, compute: Callable[[], Tensor]
 ) -> tuple[Tensor, bool]:
     """Features ``[N, D]`` from ``folder``, or computed and put there; and whether they were there."""
     path = folder / f"{key}.npy"

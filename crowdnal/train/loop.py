@@ -207,11 +207,7 @@ class Trainer:
             save_state(self.out / SELECTED, {"epoch": progress.epoch, "model": self.model.state_dict()})
         save_state(
             self.out / CHECKPOINT,
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "progress": vars(progress),
-            },
+            {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "progress": vars(progress)},
         )
         names = {"train_loss": "loss", "heldout_log_likelihood": "held-out", "test_accuracy": "test"}
         names["round_log_likelihood"] = "round"

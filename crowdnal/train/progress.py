@@ -48,8 +48,10 @@ class Reporter:
         if folder is None:
             yield
             return
-        writer = require("torch.utils.tensorboard", extra="tensorboard").SummaryWriter
-        self.board = writer(str(folder), purge_step=epochs_done + 1)
+        require("tensorboard", extra="tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.board = SummaryWriter(str(folder), purge_step=epochs_done + 1)
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from crowdnal._utils.extras import require
 from crowdnal.train import figures
 from crowdnal.train.config import NOT_GIVEN, OPTIONS, in_words
 from crowdnal.train.data import TrainingData
-from crowdnal.train.outputs import Estimates, majority
+from crowdnal.train.outputs import TABLE_FILES, Estimates, majority
 
 _CONFUSIONS = 12
 _RANKED = 8
@@ -80,6 +80,25 @@ def render(found: dict[str, Any], data: TrainingData, estimates: Estimates, hist
         f'content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>{_CSS}</style></head>'
         f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
+
+
+def summary(found: dict[str, Any], out: Path) -> Iterator[str]:
+    """What a run says at its end: the accuracies of ``metrics.json``, and where everything is."""
+    if "test_accuracy" in found:
+        yield f"test accuracy {found['test_accuracy']:.4f} (last epoch, {found['num_test']} images)"
+    if found["selected_epoch"] is not None:
+        accuracy = found["selected_test_accuracy"]
+        reached = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
+        yield f"held-out annotations choose epoch {found['selected_epoch']}{reached}: {out / 'model_selected'}"
+    if "truth" in found:
+        truth = found["truth"]
+        yield (
+            f"accuracy on {truth['items']} annotated images: labels.csv {truth['label_accuracy']:.4f}, "
+            f"classifier alone {truth['model_accuracy']:.4f}, majority vote {truth['majority_vote_accuracy']:.4f}"
+        )
+    yield f"model      {out / 'model.safetensors'}  timm.create_model('local-dir:{out}', pretrained=True)"
+    for name in TABLE_FILES:
+        yield f"{name.split('.')[0]:<10} {out / name}"
 
 
 def _section(title: str, body: str, note: str = "") -> str:

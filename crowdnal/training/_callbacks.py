@@ -13,9 +13,7 @@ from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.data import Annotations, concat
 from crowdnal.objectives import Predict, Round, item_rows, row_table
 from crowdnal.training._model import CrowdModel
-from crowdnal.training._predict import predict_items
-
-__all__ = ["ObjectiveCallback"]
+from crowdnal.training._predict import device_of, predict_items
 
 
 class ObjectiveCallback:
@@ -106,7 +104,7 @@ class ObjectiveCallback:
         Raises:
             ValueError: the loader leaves items out, or gives one that the training set does not have.
         """
-        size, device = len(self.annotations), _device(self.model)
+        size, device = len(self.annotations), device_of(self.model)
         seen = torch.zeros(size, device=device)
 
         def batches() -> Iterator[tuple[Tensor, Any]]:
@@ -158,10 +156,6 @@ def _ids(annotations: Annotations, size: int) -> Tensor:
         f"a batch of {len(annotations)} items has no item_id: take batches of Annotations (annotations[rows]), which "
         "know the items' places"
     )
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _to(images: Any, device: torch.device) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crowdnal.training._model import CrowdModel, evaluating
 
@@ -36,6 +36,10 @@ def predict_items(
                 table.index_copy_(0, rows, part.to(table))
     torch.clear_autocast_cache()  # an outer autocast would go on with weights that were cast without a gradient
     if not tables:
-        device = next((parameter.device for parameter in model.parameters()), None)
-        return torch.zeros(num_items, model.objective.num_classes, device=device), None
+        return torch.zeros(num_items, model.objective.num_classes, device=device_of(model)), None
     return tables[0], tables[1] if len(tables) > 1 else None
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """That of its parameters."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

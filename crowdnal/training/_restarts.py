@@ -8,8 +8,6 @@ from typing import NamedTuple
 from crowdnal.objectives import RoundsObjective
 from crowdnal.training._model import CrowdModel
 
-__all__ = ["Restarts", "best_of_restarts"]
-
 
 class Restarts(NamedTuple):
     """What :func:`best_of_restarts` found.

@@ -266,6 +266,7 @@ def test_errors_name_the_argument(options: dict[str, Any], message: str) -> None
         dawid_skene(simulated(2, 20, 200)[0], **options)
 
 
+@pytest.mark.slow
 def test_benchmark(tmp_path: Path) -> None:
     file = tmp_path / "dawid_skene.json"
     options = ["--annotations", "2000", "--iterations", "2", "--threads", "1", "--json", str(file)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compare import assert_close
 from torch import Tensor
 
 import crowdnal
@@ -49,7 +50,7 @@ def test_proportions_of_counts(rows: list[list[float]], floor: float | None) -> 
         total = sum(given_counts)
         wanted = np.array([c / total for c in given_counts] if total > 0 else [1 / 3] * 3)
         wanted = np.maximum(wanted, floor or 0)
-        np.testing.assert_allclose(row, wanted / wanted.sum(), rtol=1e-12)
+        assert_close(row, wanted / wanted.sum(), rtol=1e-12)
     assert torch.equal(proportions(counts.T.contiguous(), 0, floor), found.T)
 
 
@@ -63,14 +64,14 @@ def test_proportions_of_nothing() -> None:
 
 def test_iterate_stops_where_it_should() -> None:
     values = iter([-5.0, -2.0, -1.5, -1.4, 0.0])
-    assert iterate(lambda: next(values), 10, 0.2) == ([-5.0, -2.0, -1.5, -1.4], True)
+    assert iterate(lambda: None, lambda: next(values), 10, 0.2) == ([-5.0, -2.0, -1.5, -1.4], True)
     values = iter([-5.0, -2.0, -1.5])
-    assert iterate(lambda: next(values), 2, 0.0) == ([-5.0, -2.0], False)
-    assert iterate(lambda: 1.0, 3, -1.0) == ([1.0] * 3, False)
-    assert iterate(lambda: 1.0, 3, 1e-9) == ([1.0] * 2, True)
+    assert iterate(lambda: None, lambda: next(values), 2, 0.0) == ([-5.0, -2.0], False)
+    assert iterate(lambda: None, lambda: 1.0, 3, -1.0) == ([1.0] * 3, False)
+    assert iterate(lambda: None, lambda: 1.0, 3, 1e-9) == ([1.0] * 2, True)
     for most, tolerance, message in ((0, 1.0, "max_iterations must be 1 or more"), (1, math.nan, "tolerance must be")):
         with pytest.raises(ValueError, match=message):
-            iterate(lambda: 1.0, most, tolerance)
+            iterate(lambda: None, lambda: 1.0, most, tolerance)
 
 
 # Rounding: a posterior that sums to 1 + 2e-16
@@ -97,7 +98,7 @@ def test_conal_em_stays_finite_on_a_sparse_crowd() -> None:
     a = simulate(truth, symmetric_confusions(60, 5, 0.8), annotations_per_item=5, seed=0)
     for omega in ("annotation", "annotator"):
         found = conal_em(a, omega=omega, max_iterations=300, tolerance=-1)
-        torch.testing.assert_close(found.posterior.sum(1), torch.ones(120, dtype=torch.double))
+        assert_close(found.posterior.sum(1), torch.ones(120, dtype=torch.double))
         assert all(map(math.isfinite, found.log_likelihood)) and (np.diff(found.log_likelihood) > -1e-6).all()
 
 
@@ -112,7 +113,7 @@ def test_weights_that_overflow_are_refused(method: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"annotations.weight\[0\] is 1e\+308.*torch.float64"):
         method(crowd(torch.full((4,), 1e308, dtype=torch.double)), **few(method))
     large = method(crowd(torch.full((4,), 1e30, dtype=torch.double)), max_iterations=5, **few(method))
-    torch.testing.assert_close(large.posterior.sum(1), torch.ones(2, dtype=torch.double))
+    assert_close(large.posterior.sum(1), torch.ones(2, dtype=torch.double))
 
 
 def test_votes_that_overflow_are_refused() -> None:

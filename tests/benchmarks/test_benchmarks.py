@@ -41,6 +41,7 @@ def arguments(**changes: Any) -> argparse.Namespace:
     return argparse.Namespace(**usual | changes)
 
 
+@pytest.mark.slow
 def test_quick_run(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
     script = [sys.executable, str(BENCHMARKS / "kernels.py")]
@@ -78,6 +79,7 @@ def test_every_op_in_a_tiny_cell(kernels: ModuleType) -> None:
         assert timed >= {"crowdnal", *(f.name for f in op.others if not f.name.startswith("crowd-kit"))}
 
 
+@pytest.mark.slow
 def test_the_fastest_is_compiled_and_nothing_is_silent(kernels: ModuleType) -> None:
     options = arguments(compile=True, cells=[kernels.TINY], ops=kernels.OPS[:1])
     rows = {row["formulation"]: row for row in kernels.measure(kernels.OPS[0], kernels.TINY, options, PEAK)}

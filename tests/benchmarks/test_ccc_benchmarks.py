@@ -28,6 +28,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name)
 
 
+@pytest.mark.slow
 def test_rows_of_the_cost(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     script = [sys.executable, str(BENCHMARKS / "training.py"), "ccc", "--quick", "--threads", "1", "--json", str(file)]

@@ -37,6 +37,7 @@ def run(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, file: Path, *options: 
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_quick_run(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), *QUICK, "--json", str(file)]

@@ -47,6 +47,7 @@ def music_like(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_music_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     script = [sys.executable, str(BENCHMARKS / "reproduce.py"), "music", "--data", str(music_like(tmp_path))]

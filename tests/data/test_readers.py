@@ -132,10 +132,12 @@ def test_numbers_are_items_in_order_of_appearance(ids) -> None:
         assert a.to_long()["worker"].tolist() == a.to_long()["label"].tolist() == a.to_long()["task"].tolist()
 
 
-def test_mixed_ids_keep_their_order() -> None:
-    a = Annotations.from_long({"task": [0, "0", None.__class__], "worker": ["w", 3, "w"], "label": [1, 1, "1"]})
-    assert a.vocabulary is not None
-    assert a.vocabulary.annotators == ("w", 3) and a.vocabulary.classes == (1, "1") and len(a) == 3
+def test_numbers_come_before_text_and_a_number_is_one_id_however_it_is_typed() -> None:
+    data = {"task": [7, "7", None.__class__, "07"], "worker": ["w", 3, "w", "a"], "label": [1, 10, "1", "x"]}
+    a = Annotations.from_long(data)
+    assert a.vocabulary == Vocabulary((7, None.__class__, "07"), (3, "a", "w"), (1, 10, "x"))
+    hard = Annotations.from_long({"task": [1, 2, 3, 4], "worker": ["a"] * 4, "label": ["0", 0, "1", 1]})
+    assert hard.vocabulary is not None and hard.vocabulary.classes == (0, 1) and hard.label.tolist() == [0, 0, 1, 1]
 
 
 def test_integers_read_as_floats_are_integers() -> None:
@@ -205,7 +207,11 @@ def test_marker_that_is_a_real_class() -> None:
     assert to_rows(a) == [[(0, 0), (1, 1)], [(0, 2), (2, 1)]]
     b = Annotations.from_dense(torch.tensor([[-3, -1, 9]]), missing=9, classes=[-3, -2, -1, 0, 1])
     assert to_rows(b) == [[(0, 0), (1, 2)]] and b.num_classes == 5
-    assert to_rows(Annotations.from_dense(scale)) == [[(0, 0)], [(0, 1)]]
+    with pytest.warns(UserWarning, match="-1 is read as a class, because empty cells mark"):
+        assert_equal(Annotations.from_dense(scale), a)  # NaN marks what is missing, so that -1 can be a class
+    assert to_rows(Annotations.from_dense(scale, missing=-1)) == [[(0, 0)], [(0, 1)]]
+    assert to_rows(Annotations.from_dense(torch.tensor([[-3, -1], [1, -1]]))) == [[(0, 0)], [(0, 1)]]
+    assert to_rows(Annotations.from_dense(torch.tensor([[0.0, -1, NAN]]), num_classes=2)) == [[(0, 0)]]
 
 
 # Tables
@@ -213,15 +219,15 @@ def test_marker_that_is_a_real_class() -> None:
 
 def test_csv(tmp_path: Path) -> None:
     path = tmp_path / "answers.csv"
-    path.write_text("item,who,answer,sure\n10,007,None,1\n9,8,,\n10,8,cat,0.5\n9,007,NaN,1\n")
+    path.write_text("item,who,answer,sure\n10,007,dog,1\n9,8,,\n10,8,cat,0.5\n9,007,NaN,1\n")
     a = Annotations.from_long(path, task="item", worker="who", label="answer", weight="sure")
-    assert a.vocabulary == Vocabulary((10, 9), ("007", "8"), ("None", "cat"))
-    assert to_rows(a) == [[(0, 0), (1, 1)], []] and a.weight is not None and a.weight.tolist() == [1, 0.5]
+    assert a.vocabulary == Vocabulary(("10", "9"), ("007", "8"), ("cat", "dog"))
+    assert to_rows(a) == [[(0, 1), (1, 0)], []] and a.weight is not None and a.weight.tolist() == [1, 0.5]
     assert_equal(Annotations.from_long(str(path), task="item", worker="who", label="answer", weight="sure"), a)
     frame = pd.DataFrame({"task": [5, 3, 5], "worker": [1.5, 2.0, 1.5], "label": [1, None, 0]})
     frame.to_csv(path)
     assert_equal(Annotations.from_long(path), Annotations.from_long(frame))
-    assert Annotations.from_long(path).vocabulary == Vocabulary((5, 3), (1.5, 2.0), (0, 1))
+    assert Annotations.from_long(path).vocabulary == Vocabulary(("5", "3"), ("1.5", "2.0"), (0, 1))
 
 
 def test_dataframe_finds_rows_and_columns_by_id() -> None:

@@ -15,6 +15,8 @@ from support.op_arguments import of_every_kind
 from support.pairs import make_pairs
 from support.problems import make_problem
 
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
+
 # (B, R, C, K, annotations an item): every tier and width of an access, few and many annotations of an annotator
 SIZES = [
     (0, 3, 2, 2, 1),

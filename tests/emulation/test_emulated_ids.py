@@ -12,6 +12,8 @@ from support.problems import make_problem
 from crowdnal import reference
 from crowdnal.ops import SCHEMAS
 
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
+
 READ = {
     "mix": ("item", "annotator"),
     "mix_items": ("annotator",),

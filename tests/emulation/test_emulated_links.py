@@ -13,6 +13,8 @@ from support.problems import make_problem
 
 from crowdnal import reference
 
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
+
 LINKS = [*MIXTURE, "joint_link", "joint_link_backward"]
 COUNTS = ["label_log_likelihood", "label_counts", "em_step"]
 # (B, R, C, K, annotations an item): both sides of every border between tiers and tiles

@@ -19,6 +19,8 @@ from support.problems import make_problem
 
 from crowdnal import reference
 
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
+
 # (B, R, C, K, annotations an item) and latents: no items, no annotations, every width of an access, rows that fill a
 # group and rows that one walks along, more and fewer annotators than annotations, groups that keep an item and not
 CASES = [

@@ -16,6 +16,8 @@ from support.problems import Problem, make_problem
 
 from crowdnal import reference
 
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
+
 # (B, R, C, K, annotations an item): both sides of every border between tiers and tiles
 SIZES = [
     (0, 3, 2, 2, 1),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compare import assert_close
 from torch import Tensor
 
 import crowdnal
@@ -82,7 +83,7 @@ def test_of_objectives(name: str, options: dict[str, Any], classes: int, labels:
     confusion = made.confusion().detach().double()
     assert confusion.shape == (R, classes, labels)
     assert made.reliability().tolist() == pytest.approx(by_hand(confusion), abs=1e-6)
-    torch.testing.assert_close(made.reliability().double(), metrics.reliability(confusion), rtol=0, atol=1e-6)
+    assert_close(made.reliability().double(), metrics.reliability(confusion), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("incremental", [False, True])

@@ -30,7 +30,8 @@ from crowdnal.objectives import (
     register,
     table,
 )
-from crowdnal.train.config import InputError, parse_options
+from crowdnal.train.config import InputError
+from crowdnal.train.options import parse_options
 
 METHOD = '''
 """One error rate for all annotators."""
@@ -172,13 +173,14 @@ def test_a_broken_package_is_named_and_harms_no_other(
 def test_a_name_is_offered_once(install: Callable[..., Path]) -> None:
     install("crowd-rate", {"one-rate": "crowd_rate:OneRate"}, crowd_rate=METHOD)
     install("another", {"one-rate": "another:OneRate"}, another=METHOD)
-    with pytest.raises(ValueError, match=r"'one-rate' is offered by (crowd-rate|another) 1.2 and by (crowd|another)"):
+    with pytest.raises(ImportError, match=r"'one-rate' is offered by (crowd-rate|another) 1.2 and by (crowd|another)"):
         list(OBJECTIVES)
+    assert cli.main(["objectives"]) == 2
 
 
 def test_a_name_of_this_package_is_taken(install: Callable[..., Path]) -> None:
     install("crowd-rate", {"trace": "crowd_rate:OneRate"}, crowd_rate=METHOD)
-    with pytest.raises(ValueError, match="'trace' is offered by crowdnal and by crowd-rate 1.2: uninstall one"):
+    with pytest.raises(ImportError, match="'trace' is offered by crowdnal and by crowd-rate 1.2: uninstall one"):
         OBJECTIVES["trace"]
 
 

@@ -71,7 +71,8 @@ def assert_same(ours: Any, wanted: Any, where: str = "") -> None:
 
 def _tensors(ours: Any, wanted: Any, where: str) -> tuple[Tensor, Tensor]:
     if isinstance(wanted, (np.ndarray, np.generic)):  # computed by hand: its dtype is that of Python
-        ours, wanted = torch.as_tensor(ours).detach().double(), torch.from_numpy(np.asarray(wanted, dtype=np.float64))
+        ours = ours.detach().double() if isinstance(ours, Tensor) else torch.as_tensor(ours, dtype=torch.float64)
+        wanted = torch.as_tensor(np.asarray(wanted, dtype=np.float64))
         assert ours.shape == wanted.shape, f"{where or 'tensor'} has shape {list(ours.shape)}, not {list(wanted.shape)}"
         return ours, wanted
     if isinstance(ours, Tensor) != isinstance(wanted, Tensor):

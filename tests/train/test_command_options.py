@@ -20,9 +20,9 @@ from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, ByMode, default_in_
 from crowdnal.train.options import description, option_help, option_types, parse_options, plain, value_words
 
 EVERYTHING = TrainConfig(
-    images=Path("a b"), annotations=Path("a.csv"), out=Path("none"), model="m", objective="dl-em",
+    images=Path("a b"), annotations=Path("a.csv"), out=Path("none-1.0"), model="m", objective="dl-em",
     options=("decay=0.5",), format="dense", items=Path("i.txt"), task_column="t", worker_column="w", label_column="l",
-    missing="none", classes=("x", "y z"), weights="w.pth", pretrained=True, image_size=32, augment="none",
+    missing="2.0", classes=("x", "y z"), weights="w.pth", pretrained=True, image_size=32, augment="none",
     freeze_backbone=True, feature_cache=Path("c"), epochs=2, batch_size=3, lr=1.25e-05, objective_lr=1 / 3,
     weight_decay=0.5, optimizer="sgd", drop_rate=0.25, schedule="cosine", holdout=0.125, test_images=Path("t"),
     test_labels=Path("t.csv"), test_items=Path("t.txt"), truth=Path("r.csv"), seed=7, workers=1, threads=2,
@@ -229,7 +229,8 @@ class Writer:
 def test_tensorboard_gets_the_rows_of_the_history(root, tmp_path, monkeypatch):
     monkeypatch.setattr(Writer, "made", [])
     module = types.SimpleNamespace(SummaryWriter=Writer)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    for name in ("tensorboard", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, module)
     settings = frozen(root, tmp_path / "run", holdout=0.2, log="tensorboard")
     run = go(settings)
     go(dataclasses.replace(settings, log="csv"), resume=True)  # may be switched off
@@ -253,7 +254,7 @@ def test_tensorboard_itself(root, tmp_path):
 
 
 def test_tensorboard_that_is_not_there(root, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert cli.main(arguments(frozen(root, tmp_path / "run", log="tensorboard"))) == 2
     assert 'pip install "crowdnal[tensorboard]"' in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

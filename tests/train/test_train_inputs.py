@@ -11,7 +11,7 @@ import timm
 import torch
 from support.small_run import UNSEEN, WORKERS, N, T, config, read, write
 
-from crowdnal.train import InputError, TrainConfig, data, loop, tables, weights
+from crowdnal.train import InputError, TrainConfig, data, loop, weights
 
 
 @pytest.fixture(scope="module")
@@ -144,86 +144,6 @@ def test_matching(tmp_path):
         data.match(["z", "z.png"], names, tmp_path, where)
 
 
-def annotations(path, text, form="auto", items=None, missing=None):
-    path.write_text(text)
-    return tables.read_annotations(path, form, ("task", "worker", "label"), missing, items)
-
-
-def cells(table) -> list[tuple[str, str, str]]:
-    return [(t, w, y) for t, w, y in zip(table.task, table.worker, table.label, strict=True) if y is not None]
-
-
-def test_dense_files(tmp_path):
-    items = tmp_path / "items.txt"
-    items.write_text("p.png\nq.png\n")
-    expected = [("p.png", "1", "2"), ("q.png", "0", "0"), ("q.png", "2", "1")]
-    for text in ("-1 2 -1\n0 -1 1\n", "-1,2,-1\n0,,1\n", "nan 2.0 -1\n0.0 nan 1.0\n", "-1\t2\t-1\n0\t-1\t1"):
-        table = annotations(tmp_path / "a.txt", text, items=items)
-        assert cells(table) == expected and table.workers == ["0", "1", "2"] and set(table.task) == {"p.png", "q.png"}
-    header = annotations(tmp_path / "b.csv", "item,ann,bob\nx.png,cat,\ny.png,-1,dog\n", form="dense")
-    assert cells(header) == [("x.png", "ann", "cat"), ("y.png", "bob", "dog")]
-    index = annotations(tmp_path / "c.csv", ",0,1,2,3\nx,,9,1,\n", missing="9")  # as DataFrame.to_csv writes it
-    assert cells(index) == [("x", "2", "1")]
-    scale = annotations(tmp_path / "d.csv", "item,a,b,c,d\nx,-1,3,7,7\n", missing="7")  # -1 is a label here
-    assert cells(scale) == [("x", "a", "-1"), ("x", "b", "3")]
-    for text, words, options in (
-        ("0 1\n1 0\n", "give --items FILE with one file name a line", {}),
-        ("0 1\n1 0\n1 1\n", "has 2 names for 3 rows", {"items": items}),
-        ("0 1\n1\n", "line 2: 1 columns where line 1 has 2", {"items": items}),
-        ("i,a,a,b,c\nx,1,1,1,1\n", "line 1: column 'a' occurs twice", {}),
-        ("x 1 -1 0 2\ny 1 -1 0 2\n", "line 1: column '-1' is no name of a worker: the first line must", {}),
-        ("image,person,answer\nx,a,1\n", "name yours with --task-column", {}),
-        ("", "is empty", {}),
-    ):
-        with pytest.raises(InputError, match=words):
-            annotations(tmp_path / "e.csv", text, **options)
-
-
-def test_long_files(tmp_path):
-    text = 'worker,note,task,label\nw,"two\nlines, really",007,NA\nw,,008, 1 \nv,,008,\n'
-    table = annotations(tmp_path / "a.csv", text)
-    assert table.task == ["007", "008", "008"] and table.label == [None, "1", None]
-    assert table.where(1).endswith("a.csv, line 4")
-    assert cells(annotations(tmp_path / "b.csv", "task;worker;label\nx;1;-1\n")) == [("x", "1", "-1")]
-    # what pandas writes of a column of integers with a gap
-    assert cells(annotations(tmp_path / "b.csv", "task,worker,label\nx,1,2.0\ny,1,\n")) == [("x", "1", "2")]
-    assert cells(annotations(tmp_path / "b.csv", "task\tworker\tlabel\nx\t1\t0\n", missing="0")) == []
-    with pytest.raises(InputError, match="line 2: column 'worker' is empty"):
-        annotations(tmp_path / "c.csv", "task,worker,label\nx,,1\n")
-    with pytest.raises(InputError, match="no column 'label', it has task, worker, answer"):
-        annotations(tmp_path / "d.csv", "task,worker,answer\nx,1,1\n", form="long")
-
-
-def test_label_files(tmp_path):
-    items, path = tmp_path / "items.txt", tmp_path / "labels.txt"
-    items.write_text("p.png\nq.png\n")
-
-    def labels(text, items=None):
-        path.write_text(text)
-        return tables.read_labels(path, items, ("task", "label"), "--test-labels")
-
-    assert labels("3\n0.0\n", items).label == ["3", "0"]
-    assert labels("tall building\nforest\n", items).label == ["tall building", "forest"]
-    assert labels("id,task,label\n1,p.png,a\n2,q.png,\n").task == ["p.png"]
-    assert labels("file,class\np.png,a\n").label == ["a"]
-    for text, words, names in (
-        ("1\n2\n", "give --test-items FILE", None),
-        ("1\n2\n3\n", "has 2 names for 3 labels", items),
-        ("p.png,1\nq.png,2\n", "must have a header", None),
-    ):
-        with pytest.raises(InputError, match=words):
-            labels(text, names)
-
-
-def test_classes():
-    assert tables.class_names(["10", "9", None, "9"]) == ["9", "10"]
-    assert tables.class_names(["b", "a10", "a9", "2", "-1"]) == ["-1", "2", "a9", "a10", "b"]
-    assert tables.code_labels(["1", None, "b"], ["a", "b"], None, "f") == [1, -1, 1]  # numbers are places in names
-    assert tables.code_labels(["1", "3"], ["1", "3"], None, "f") == [0, 1]
-    with pytest.raises(InputError, match=r"f, line 9: label '3' is not among the 2 classes \(1, 2\)"):
-        tables.code_labels(["1", "3"], ["1", "2"], [8, 9], "f")
-
-
 def test_loaded_data(root, tmp_path):
     loaded = data.load(config(root, tmp_path / "run", classes=("blue", "green", "red", "violet")))
     assert loaded.annotations.num_classes == 4 and loaded.annotations.num_annotators == len(WORKERS)
@@ -235,7 +155,7 @@ def test_loaded_data(root, tmp_path):
     original = read(root / "annotations.csv")
     original = original[original.label != ""]
     assert sorted(map(tuple, long.to_numpy())) == sorted(map(tuple, original.to_numpy()))
-    with pytest.raises(InputError, match="label 'red' is not among the 2 classes"):
+    with pytest.raises(InputError, match=r"annotations\.csv, line \d+, column 'label'.*'red' is not in --classes"):
         data.load(config(root, tmp_path / "run", classes=("blue", "green")))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_close
 from torch import Tensor, nn
 
 import crowdnal
@@ -46,8 +47,8 @@ def test_rows_are_where_they_belong_and_the_model_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
     wanted, given = made.eval().backbone(x)
     assert features is not None and not logits.requires_grad
-    torch.testing.assert_close(logits[order], wanted[order])
-    torch.testing.assert_close(features[order], given[order])
+    assert_close(logits[order], wanted[order])
+    assert_close(features[order], given[order])
     assert not logits[[1, 4]].any() and not features[[1, 4]].any()  # no batch had them
 
 
@@ -59,7 +60,7 @@ def test_dtypes_and_nothing(objective: str) -> None:
     assert mixed.dtype == torch.float32 and (features is None) == (objective == "crowd-layer")
     plain = predict_items(made, [(rows, x)], 4)[0]
     assert not torch.equal(mixed, plain)
-    torch.testing.assert_close(mixed, plain, rtol=0.1, atol=0.1)
+    assert_close(mixed, plain, rtol=0.1, atol=0.1)
     assert predict_items(made.double(), [(rows, x.double())], 4)[0].dtype == torch.float64
     empty, features = predict_items(made, [], 0)
     assert empty.shape == (0, C) and features is None
@@ -100,7 +101,7 @@ def test_the_callback_begins_once(epoch: int, hook: str) -> None:
     own = Recorder()
     callback = crowdnal.ObjectiveCallback(crowdnal.attach(Net(), own), loader)
     callback.on_epoch_start(epoch)
-    torch.testing.assert_close(own.calls[0][1][0], callback.model.eval()(x))
+    assert_close(own.calls[0][1][0], callback.model.eval()(x))
 
 
 # The head of a timm model
@@ -125,7 +126,7 @@ def test_a_single_head_is_seen(name: str, single: bool) -> None:
     assert has_single_head(made, images) is single and made.training
     if single:
         made.eval()
-        torch.testing.assert_close(classify(made.get_classifier(), pre_logits(made, images)), made(images))
+        assert_close(classify(made.get_classifier(), pre_logits(made, images)), made(images))
 
 
 def test_a_head_that_is_a_convolution_or_is_not_the_output() -> None:
