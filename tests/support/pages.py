@@ -27,7 +27,7 @@ def text_of(name: str) -> str:
 
 
 def blocks(text: str) -> list[str]:
-    """The Python on a page, block by block; blocks within a list are a test's of their own (``docs/adding-an-op.md``)."""
+    """The Python on a page, block by block; blocks within a list (``docs/adding-an-op.md``) have their own test."""
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.S | re.M)
 
 
