@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import signal
 import sys
 from collections.abc import Sequence
@@ -193,4 +194,5 @@ def _add_option(group: argparse._ArgumentGroup, name: str) -> None:
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
+    """Names, in quotes where they have a comma themselves."""
+    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), [""]))

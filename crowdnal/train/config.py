@@ -6,6 +6,8 @@ Its help, default, check and group stand beside its name and type; the command's
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shlex
 import typing
@@ -138,8 +140,12 @@ class TrainConfig:
     task_column: str = option("data", "column of the image", "task")
     worker_column: str = option("data", "column of the annotator", "worker")
     label_column: str = option("data", "column of the label", "label")
-    missing: str | None = option(
-        "data", "what stands for no label; empty always does", metavar="MARKER", unset="-1 in dense files")
+    columns: tuple[str, ...] | None = option(
+        "data", "names of all columns of the annotations, where they have no header", metavar="A,B,C")
+    encoding: str | None = option("data", "of the annotations", metavar="NAME", unset="by its mark, else utf-8")
+    missing: tuple[str, ...] | None = option(
+        "data", "what stands for no label, beside the usual words (NA, null, ...); '' means that only empty cells do",
+        metavar="A,B,C", unset="-1 in dense files")
     classes: tuple[str, ...] | None = option(
         "data", "all classes in order, or names for labels 0, 1, 2", metavar="A,B,C", check=_names,
         unset="those found")
@@ -293,7 +299,11 @@ def in_words(value: Any) -> str:
         return NOT_GIVEN
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
-    return ",".join(value) if isinstance(value, (tuple, list)) else str(value)
+    if isinstance(value, (tuple, list)):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="").writerow(value)  # quotes what has a comma
+        return text.getvalue()
+    return str(value)
 
 
 def _plain(value: Any) -> Any:
