@@ -125,7 +125,7 @@ def summary(cls: type) -> str:
 def facts(cls: type) -> dict[str, str]:
     """Class, link and source of a method, where known."""
     told = {"class": f"crowdnal.{cls.__name__}"}
-    told |= {name: plain(text) for name in ("link", "source") if isinstance(text := getattr(cls, name, None), str)}
+    told |= {name: plain(text) for name in ("link", "source") if (text := getattr(cls, name, None))}
     return told
 
 
