@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
+from crowdnal.ops import OPS
+
 Arguments = tuple[Any, ...]
 Op = Callable[..., Any]
 
@@ -34,6 +36,12 @@ def non_contiguous(tensor: Any) -> Any:
         return tensor
     out = torch.empty(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)[..., ::2]
     return out.copy_(tensor)
+
+
+def changed(name: str, args: Arguments, **changes: Callable[[Any], Any]) -> Arguments:
+    """The arguments of an op with those named replaced by what is made of them."""
+    named = OPS[name].arguments(*args)
+    return tuple(named._replace(**{argument: change(getattr(named, argument)) for argument, change in changes.items()}))
 
 
 def check_values(op: Op, reference: Op, args: Arguments) -> None:

@@ -48,13 +48,21 @@ def arguments(problem: Problem, name: str, kind: int = reference.SOFTMAX) -> lis
         return [*plain, (p.scores, p.confusion, p.shared, p.mixing, p.weight, *index, label, True)]
     if name == "softmax_link_backward":
         probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, None, *index, label, True)[2]
-        rest, mixed = (p.scores, p.confusion, p.shared, None), (p.scores, p.confusion, p.shared, p.mixing)
+        inputs = (p.scores, p.confusion, p.shared)
+
+        def backward(
+            of_loss: Tensor | None, of_nll: Tensor | None, mixing: Tensor | None, weight: Tensor | None, mean: bool,
+            *needed: str,
+        ) -> tuple[Any, ...]:  # fmt: skip
+            wanted = [need in needed for need in ("scores", "confusion", "shared", "mixing")]
+            return (of_loss, of_nll, *inputs, mixing, weight, *index, label, probs, mean, *wanted)
+
         return [
-            (total, None, *rest, None, *index, label, probs, True, True, True, True, False),
-            (None, nll_grad, *rest, p.weight, *index, label, probs, False, True, False, True, False),
-            (total, nll_grad, *rest, p.weight, *index, label, probs, True, False, True, False, False),
-            (total, nll_grad, *mixed, p.weight, *index, label, probs, True, True, True, True, True),
-            (total, None, *mixed, None, *index, label, probs, False, False, False, False, True),
+            backward(total, None, None, None, True, "scores", "confusion", "shared"),
+            backward(None, nll_grad, None, p.weight, False, "scores", "shared"),
+            backward(total, nll_grad, None, p.weight, True, "confusion"),
+            backward(total, nll_grad, p.mixing, p.weight, True, "scores", "confusion", "shared", "mixing"),
+            backward(total, None, p.mixing, None, False, "mixing"),
         ]
     stored = p.stored.log_softmax(1) if kind == reference.NONE else p.stored
     if name == "mixture_link":
@@ -172,31 +180,30 @@ def test_opcheck(name: str) -> None:
 
 @native
 @pytest.mark.parametrize(
-    ("position", "change", "message"),
+    ("argument", "change", "message"),
     [
-        (2, lambda t: t + 1, "indptr"),
-        (3, lambda t: t.flip(0), "item"),
-        (4, lambda t: t - 1, "annotator"),
-        (4, lambda t: t + 10, "annotator"),
-        (4, lambda t: t.int(), "annotator must be int64"),
-        (5, lambda t: t.flip(0), "order"),
-        (5, lambda t: t * 0, "order"),
-        (0, lambda t: t[:-1], "scores"),
-        (1, lambda t: t[:-1], "grad"),
-        (1, lambda t: t.float(), "dtype"),
+        ("indptr", lambda t: t + 1, "indptr"),
+        ("item", lambda t: t.flip(0), "item"),
+        ("annotator", lambda t: t - 1, "annotator"),
+        ("annotator", lambda t: t + 10, "annotator"),
+        ("annotator", lambda t: t.int(), "annotator must be int64"),
+        ("order", lambda t: t.flip(0), "order"),
+        ("order", lambda t: t * 0, "order"),
+        ("scores", lambda t: t[:-1], "scores"),
+        ("grad", lambda t: t[:-1], "grad"),
+        ("grad", lambda t: t.float(), "dtype"),
     ],
 )
-def test_native_ops_refuse_what_would_read_out_of_bounds(position: int, change: Any, message: str) -> None:
-    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix_annotators")[0])
-    args[position] = change(args[position])
+def test_native_ops_refuse_what_would_read_out_of_bounds(argument: str, change: Any, message: str) -> None:
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix_annotators")[0]
     with pytest.raises(RuntimeError, match=message):
-        ops.mix_annotators(*args)
+        ops.mix_annotators(*op_checks.changed("mix_annotators", args, **{argument: change}))
 
 
 @native
 def test_native_ops_refuse_matrices_without_classes() -> None:
-    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mixture_link")[0])
-    args[0], args[1] = args[0][:, :0], args[1][:, :, :0]
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mixture_link")[0]
+    args = op_checks.changed("mixture_link", args, log_probs=lambda t: t[:, :0], confusion=lambda t: t[:, :, :0])
     with pytest.raises(RuntimeError, match="at least one class"):
         ops.mixture_link(*args)
 
@@ -204,8 +211,7 @@ def test_native_ops_refuse_matrices_without_classes() -> None:
 @native
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_native_ops_refuse_labels_out_of_range(bad: int) -> None:
-    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "softmax_link")[0])
-    args[9] = args[9].clone()
-    args[9][2] = bad
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "softmax_link")[0]
+    args = op_checks.changed("softmax_link", args, label=lambda t: t.index_fill(0, torch.tensor(2), bad))
     with pytest.raises(RuntimeError, match=rf"label\[2\] = {bad}"):
         ops.softmax_link(*args)
