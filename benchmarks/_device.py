@@ -59,12 +59,12 @@ class DeviceProblem(Problem):
             self.annotations = crowdnal.Annotations(
                 indptr, annotator, label, num_annotators=self.R, num_classes=self.C
             ).prepare()
-            self.touched = annotator.unique().numel()
+            self.active = annotator.unique().numel()
             self.leaves = [leaf.requires_grad_() for leaf in leaves(self)]
 
 
 def seconds(step: Callable[[], object], device: str, repeats: int) -> float:
-    """Seconds a step on the device, or in Python where that is the slower."""
+    """Seconds per step on the device, or in Python where that is the slower."""
     if device == "cpu":
         start = time.perf_counter()
         for _ in range(repeats):
@@ -81,7 +81,7 @@ def seconds(step: Callable[[], object], device: str, repeats: int) -> float:
 
 
 def turns(steps: dict[str, Callable[[], object]], device: str, rounds: int, block: float = 0.02) -> dict[str, float]:
-    """Median seconds a step; blocks of all take turns."""
+    """Median seconds per step; blocks of all are interleaved."""
     repeats, times = {}, {name: list[float]() for name in steps}
     for name, step in steps.items():
         step()

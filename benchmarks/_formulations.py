@@ -60,7 +60,7 @@ class Problem:
             num_annotators=self.R,
             num_classes=self.C,
         ).prepare()  # as crowdnal.collate does in a DataLoader's worker
-        self.touched = self.annotations.annotator.unique().numel()
+        self.active = self.annotations.annotator.unique().numel()
         self.leaves = [leaf.requires_grad_() for leaf in leaves(self)]
 
     def normal(self, *sizes: int) -> Tensor:
@@ -143,6 +143,6 @@ def traffic(p: Problem, sparse: bool = False) -> float:
     label and indptr (int64). Written: both gradients, dense in R unless `sparse`. Written, then read: C numbers an
     annotation.
     """
-    matrices = 2 * p.touched + (p.touched if sparse else p.R)
+    matrices = 2 * p.active + (p.active if sparse else p.R)
     numbers = 3 * p.B * p.C + matrices * p.C**2 + 2 * p.nnz * p.C
     return numbers * p.dtype.itemsize + 2 * 8 * (3 * p.nnz + p.B + 1)

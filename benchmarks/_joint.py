@@ -50,9 +50,9 @@ def marginal_work(p: Problem) -> tuple[float, float]:
     # present read twice, a gradient dense in R; indptr, annotator, order and label twice. Operations: a matrix element
     # exp, sum, difference forward and exp, product, difference, sum backward; an annotation's row one addition each
     # way; a posterior exp, sum, divide, product.
-    numbers = 4 * p.B * p.C + (2 * p.touched + p.R) * p.C**2
+    numbers = 4 * p.B * p.C + (2 * p.active + p.R) * p.C**2
     bytes_needed = numbers * p.dtype.itemsize + 2 * 8 * (3 * p.nnz + p.B + 1)
-    return bytes_needed, 7 * p.touched * p.C**2 + 2 * p.nnz * p.C + 4 * p.B * p.C
+    return bytes_needed, 7 * p.active * p.C**2 + 2 * p.nnz * p.C + 4 * p.B * p.C
 
 
 # An E-step and the counts of an M-step, without gradients
@@ -86,9 +86,9 @@ def without_gradients(
 
 def em_work(p: Problem) -> tuple[float, float]:
     # Bytes: priors, posteriors (written, then read), matrices of annotators who are present, counts dense in R; indptr,
-    # annotator and label twice. Operations: an addition an element of an annotation's row in each of both steps;
+    # annotator and label twice. Operations: an addition per element of an annotation's row in each of both steps;
     # a posterior exp, sum, divide.
-    numbers = 3 * p.B * p.C + (p.touched + p.R) * p.C**2
+    numbers = 3 * p.B * p.C + (p.active + p.R) * p.C**2
     return numbers * p.dtype.itemsize + 2 * 8 * (2 * p.nnz + p.B + 1), 2 * p.nnz * p.C + 3 * p.B * p.C
 
 

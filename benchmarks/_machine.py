@@ -17,7 +17,7 @@ import crowdnal
 
 
 def timed(step: Callable[[], object], repeats: int) -> float:
-    """Seconds a step."""
+    """Seconds per step."""
     start = time.perf_counter()
     for _ in range(repeats):
         step()

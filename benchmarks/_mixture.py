@@ -78,10 +78,10 @@ def crowdkit_conal(p: Problem) -> Candidate:
 
 
 def mixture_work(p: Problem) -> tuple[float, float]:
-    # Operations: a matrix element of an annotator who is present takes activation, exp, sum forward and exp, product,
+    # Operations: a matrix element of an active annotator takes activation, exp, sum forward and exp, product,
     # difference, sum, activation' backward; an element of an annotation's row add, exp, sum, divide and 4 backward.
     # An exp or log counts as one, so this share is a lower bound. Bytes: see `traffic`.
-    return traffic(p), 8 * p.touched * p.C**2 + 8 * p.nnz * p.C
+    return traffic(p), 8 * p.active * p.C**2 + 8 * p.nnz * p.C
 
 
 def mixture_op(kind: Any) -> Op:

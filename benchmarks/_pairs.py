@@ -67,9 +67,9 @@ def work(p: Problem) -> tuple[float, float]:
     # a tensor that is present an exponential, forward and backward, and a product. Bytes: tensors that are present read
     # by forward and backward, gradients written, dense in R; log_q and what is kept with it written, then read.
     tensor = p.C**2 * LATENTS
-    numbers = (3 * p.B + 2 * p.touched + p.R) * tensor + 5 * p.nnz * p.C
+    numbers = (3 * p.B + 2 * p.active + p.R) * tensor + 5 * p.nnz * p.C
     index = 2 * 8 * (3 * p.nnz + p.B + 1)
-    return numbers * p.dtype.itemsize + index, (6 * p.nnz + 3 * (p.B + p.touched)) * tensor
+    return numbers * p.dtype.itemsize + index, (6 * p.nnz + 3 * (p.B + p.active)) * tensor
 
 
 def weighted(data: Callable[[Problem], tuple[Tensor, ...]]) -> Callable[[Problem], tuple[Tensor, ...]]:

@@ -42,8 +42,8 @@ def crowdkit_crowd_layer(p: Problem) -> Candidate:
 
 
 def work(p: Problem) -> tuple[float, float]:
-    # Operations: a matrix-vector product an annotation forward and for each of two gradients; exp, sum, divide,
-    # subtract for each of its scores. Bytes: see `traffic`, with K probabilities an annotation kept for the backward.
+    # Operations: a matrix-vector product per annotation forward and for each of two gradients; exp, sum, divide,
+    # subtract for each of its scores. Bytes: see `traffic`, with K probabilities per annotation kept for the backward.
     return traffic(p), 6 * p.nnz * p.C**2 + 4 * p.nnz * p.C
 
 

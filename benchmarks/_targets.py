@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def by_cell(rows: list[Row], op: str) -> list[list[Row]]:
-    """The timed rows of an op, ours first, a list a cell."""
+    """The timed rows of an op, ours first, a list per cell."""
     cells = dict.fromkeys(row["cell"] for row in rows if row["op"] == op and row["formulation"] == OURS)
     timed = [[r for r in rows if (r["op"], r["cell"]) == (op, cell) and r["milliseconds"]] for cell in cells]
     return [cell for cell in timed if cell]

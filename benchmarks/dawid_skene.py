@@ -1,8 +1,8 @@
-"""Dawid-Skene by EM against crowd-kit's, on simulated annotations: the same start, the same number of iterations.
+"""Dawid-Skene by EM against crowd-kit's, on simulated annotations: the same initial values and number of iterations.
 
     python benchmarks/dawid_skene.py [--quick] [--annotations N] [--iterations N] [--threads N] [--json FILE]
 
-10 annotations an item, 1,000 annotators (fewer where that were less than 50 annotations each), 5 classes. Both start
+10 annotations per item, 1,000 annotators (fewer where that were less than 50 annotations each), 5 classes. Both start
 from data in memory in their own form, ours from `Annotations` without anything cached; `reading` is the time to make
 them from the DataFrame that crowd-kit takes. Ours is the median of three runs; crowd-kit's, one run, uses one thread.
 
@@ -121,7 +121,7 @@ def measure(step: Callable[[], Any], iterations: int, repeats: int) -> tuple[Any
 
 def show(numbers: dict[str, Any]) -> str:
     memory = numbers["peak_extra_bytes"]
-    text = f"{numbers['seconds']:.3g} s, {numbers['seconds_an_iteration']:.3g} s an iteration"
+    text = f"{numbers['seconds']:.3g} s, {numbers['seconds_an_iteration']:.3g} s per iteration"
     return text if memory is None else f"{text}, {memory / 1e6:,.0f} MB beyond the data"
 
 

@@ -5,7 +5,7 @@
 In this order: each op against the CPU on small cells, in every dtype (any difference ends the run with status 1); the
 rates of a copy and of a float32 product; the training step of timm models in bfloat16 with plain cross-entropy and with
 a CrowdLayer attached; forward and backward of each op on the grid of `kernels.py` and larger, against the dense and the
-gathering formulations, eager; then the faster of them under torch.compile. Formulations take turns; medians count. What
+gathering formulations, eager; then the faster of them under torch.compile. Interleaved; medians count. What
 would not end within the minutes is not begun, what does not is broken off, and the file is written after every part.
 
 JSON rows: op, cell, formulation, milliseconds, ratio_to_ours, share_of_copy (bytes that the mathematics needs over the

@@ -4,7 +4,7 @@
 
 The others: the dense einsum over [B, R, C] with masking and gather + bmm, each eager and under torch.compile, and
 crowd-kit's own layers (eager) if it is installed. All results are compared with ours first; a formulation that differs
-is not timed and the exit status is 1. One process, the same threads; blocks of all formulations take turns, the
+is not timed and the exit status is 1. One process, the same threads; blocks of all formulations are interleaved, the
 median block counts. All get what they read (annotations in both orders, index tensors, dense targets) ready made.
 
 JSON rows: op, cell, formulation, milliseconds, ratio_to_ours (its time in units of ours), share_of_peak (bytes or
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 def main() -> None:
     arguments = parse()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's chatter
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's output
     torch.set_num_threads(arguments.threads)
     peak = {"copy_gb_per_s": copy_rate() / 1e9, "fp32_gflop_per_s": product_rate() / 1e9}
     machine = describe() | {"dtype": arguments.dtype} | peak
@@ -198,7 +198,7 @@ def typical(step: Callable[[], object]) -> float:
 
 
 def interleaved(running: dict[str, Candidate], once: dict[str, float], rounds: int, seconds: float) -> dict[str, float]:
-    """Median milliseconds a step. Blocks take turns, so that a slow moment of the machine is nobody's in particular.
+    """Median milliseconds per step. Blocks are interleaved, so that a slow moment of the machine hits all alike.
 
     Who needs more than `seconds` for its `rounds` gets fewer of them (3 at least), spread over the whole time.
     """

@@ -103,7 +103,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(
             f"{row['objective']:<20} {row['seed']!s:<8} test {row['test_accuracy']:.4f}"
             + (f"  at the held-out epoch {selected:.4f}" if selected is not None else "")
-            + f"  training labels {row['label_accuracy']:.4f} (votes {row['majority_vote_accuracy']:.4f})"
+            + f"  training-label accuracy {row['label_accuracy']:.4f} "
+            + f"(majority vote {row['majority_vote_accuracy']:.4f})"
             + f"  {row['seconds']:.0f} s, features {row['feature_seconds']:.0f} s",
             flush=True,
         )

@@ -3,7 +3,7 @@
     python benchmarks/training.py ccc [--json FILE] [--quick]
 
 ccc: a step of CCC in plain CrowdLayer steps, per model, on timm's resnet18 from scratch (float32), by the way in which
-the gradient of the corrections is found. All forms run in turns in one process; the numbers are medians. Rows: form,
+the gradient of the corrections is found. All forms run interleaved in one process; the numbers are medians. Rows: form,
 plain_steps, plain_steps_processor_time (which other processes move less), seconds, peak_bytes (most bytes alive at once
 of those that a step allocates, gradients included, from the events of torch's CPU allocator), target,
 cores_busy_elsewhere (by other processes, while the forms were timed: with more than a fraction of a core plain_steps

@@ -1,6 +1,7 @@
 """crowdnal: train classifiers on labels from many imperfect annotators.
 
 Attach an objective to a timm backbone (`attach`), feed it `Annotations`, and the network learns the true label.
+The words used here (annotator, item, class and label, confusion, link, reliability) are defined in docs/concepts.md.
 """
 
 from crowdnal import functional, metrics, multilabel, objectives, simulation
@@ -19,73 +20,29 @@ from crowdnal.aggregation import (
 )
 from crowdnal.ccc import CCC, CCCOutput
 from crowdnal.data import Annotations, CrowdDataset, Vocabulary, as_annotations, collate, concat
-from crowdnal.objectives import (
-    CMM,
-    DLDS,
-    DLEM,
-    DLWC,
-    LIA,
-    LIAML,
-    MBEM,
-    CoNAL,
-    CoNALEM,
-    CrowdLayer,
-    DLAggregate,
-    DoctorNet,
-    GeoCrowdNet,
-    MajorityVote,
-    MaxMIG,
-    Objective,
-    OverparametrizedCrowdLayer,
-    SingleConfusion,
-    SoftBootstrap,
-    SoftMajorityVote,
-    TraceRegularized,
-    UnionNet,
-    WeightedDoctorNet,
-)
+from crowdnal.objectives import Objective
+from crowdnal.objectives.methods import *  # noqa: F403
 from crowdnal.ops import backend
 from crowdnal.training import CrowdModel, CrowdOutput, EMCallback, ObjectiveCallback, Restarts, attach, best_of_restarts
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "LIA",
-    "LIAML",
-    "CMM",
-    "DLDS",
-    "DLEM",
-    "DLWC",
-    "MBEM",
+    *objectives.CLASSES,
     "CCC",
     "Annotations",
     "CCCOutput",
-    "CoNAL",
-    "CoNALEM",
     "CoNALEMResult",
     "CrowdDataset",
-    "CrowdLayer",
     "CrowdModel",
     "CrowdOutput",
-    "DLAggregate",
     "DawidSkeneResult",
-    "DoctorNet",
     "EMCallback",
-    "GeoCrowdNet",
     "MMCEResult",
-    "MajorityVote",
-    "MaxMIG",
     "Objective",
     "ObjectiveCallback",
-    "OverparametrizedCrowdLayer",
     "Restarts",
-    "SingleConfusion",
-    "SoftBootstrap",
-    "SoftMajorityVote",
-    "TraceRegularized",
-    "UnionNet",
     "Vocabulary",
-    "WeightedDoctorNet",
     "WorkerClusteringResult",
     "aggregate",
     "as_annotations",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import inspect
+import csv
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import crowdnal
-from crowdnal.train import InputError, Interrupted, TrainConfig, run
-from crowdnal.train.config import AUGMENTATIONS, FORMATS, OBJECTIVE_LR, SCHEDULES
+from crowdnal.objectives import OBJECTIVES, table
+from crowdnal.train import InputError, Interrupted, TrainConfig, plan, run
+from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, VALUE_TYPES, default_in_words, flag
+from crowdnal.train.options import description, facts, objective_class, option_help, summary
 from crowdnal.train.progress import Reporter
 
 _EXAMPLES = """\
@@ -25,6 +28,10 @@ examples:
         --weights resnet50.safetensors --test-images test/ --test-labels test.csv --out run2
   Go on after an interruption: the same command with --resume.
 """
+_ADVICE = """
+Begin with crowd-layer, the default, and compare it with soft-majority-vote, which does not model annotators. For very
+many annotators with few labels each: cmm, dl-wc. An objective's options and details: crowdnal objectives NAME."""
+_METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,10 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words after ``crowdnal``; default those of the process.
 
     Returns:
-        Exit status: 0 done, 2 the user must mend something (one line on standard error says what), 130 interrupted.
+        Exit status: 0 done, 2 the user must fix something (one line on standard error says what), 130 interrupted.
     """
     parser = _parser()
-    chosen = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    chosen = parser.parse_args(
+        sorted(words, key=lambda word: word in ("-h", "--help"))
+    )  # so that help knows --objective
     if chosen.command is None:
         parser.print_help()
         return 0
@@ -62,11 +72,13 @@ def _one_line(error: BaseException) -> str:
 
 
 def _train(chosen: argparse.Namespace) -> int:
-    values = {f.name: getattr(chosen, f.name) for f in fields(TrainConfig)}
-    values["options"] = tuple(values["options"] or ())
-    if values["classes"] is not None:
-        values["classes"] = tuple(name.strip() for name in values["classes"].split(","))
-    run(TrainConfig(**values), resume=chosen.resume, reporter=Reporter(quiet=chosen.quiet))
+    values = {name: getattr(chosen, name) for name in OPTIONS}
+    config = TrainConfig(**{**values, "options": tuple(values["options"])})
+    reporter = Reporter(quiet=chosen.quiet)
+    if chosen.dry_run:
+        plan(config, resume=chosen.resume, reporter=reporter)
+    else:
+        run(config, resume=chosen.resume, reporter=reporter)
     return 0
 
 
@@ -78,12 +90,39 @@ def _demo(chosen: argparse.Namespace) -> int:
 
 
 def _objectives(chosen: argparse.Namespace) -> int:
-    from crowdnal.objectives import OBJECTIVES
-
+    if chosen.markdown:
+        print(table(plugins=True))
+        return 0
+    if chosen.name is not None:
+        cls = objective_class(chosen.name, "NAME")
+        told = "".join(f"{word:<8}{text}\n" for word, text in facts(cls).items())
+        print(f"{chosen.name}\n\n{told}\n{description(cls)}\n\noptions (--option KEY=VALUE):\n{option_help(cls)}")
+        return 0
     width = max(map(len, OBJECTIVES))
-    for name, cls in OBJECTIVES.items():
-        print(f"{name:<{width}}  {' '.join((inspect.getdoc(cls) or '').partition(chr(10) * 2)[0].split())}")
+    for name in OBJECTIVES:
+        try:
+            cls = OBJECTIVES[name]
+        except ImportError as error:
+            print(f"crowdnal: warning: {_one_line(error)}", file=sys.stderr)
+            continue
+        told = "; ".join(f"{word} {text}" for word, text in facts(cls).items() if word != "class")
+        print(f"{name:<{width}}  {summary(cls)}{f' [{told}]' if told else ''}")
+    print(_ADVICE)
     return 0
+
+
+class _TrainHelp(argparse.Action):
+    """The help of ``crowdnal train`` with the options of the objective that was named before it."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        parser.print_help()
+        cls = objective_class(namespace.objective)
+        print(
+            f"\noptions of {namespace.objective} (of another objective: --objective NAME --help):\n{option_help(cls)}"
+        )
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
             description="Train a timm model on images whose labels come from many annotators. Writes the model, the\n"
             "estimated label of every image, the reliability of every annotator and a report.",
             allow_abbrev=False,
+            add_help=False,
             epilog=_EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -113,94 +153,46 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=Path, metavar="DIR", help="folder for images and runs (default: a temporary one)")
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
     demo.set_defaults(call=_demo)
-    listing = commands.add_parser("objectives", help="list the objectives")
+    listing = commands.add_parser("objectives", help="list the objectives, or tell all about one and its options")
+    listing.add_argument("name", nargs="?", metavar="NAME", help="of an objective, of another package's too")
+    listing.add_argument("--markdown", action="store_true", help="the list as a table")
     listing.set_defaults(call=_objectives)
     return parser
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(call=_train)
-    group = parser.add_argument_group("data")
-    add = group.add_argument
-    add("--images", type=Path, required=True, metavar="DIR", help="folder of images, searched in depth")
-    add(
-        "--annotations",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="labels: one a row (columns task, worker, label), or dense: a row an image, a column a worker",
-    )
-    add("--format", choices=FORMATS, default="auto", help="of the annotations (default: seen from the header)")
-    add(
-        "--items",
-        type=Path,
-        metavar="FILE",
-        help="image of each row of a dense file without header (and of --truth with a label a line), one a line",
-    )
-    add("--task-column", default="task", metavar="NAME", help="default task")
-    add("--worker-column", default="worker", metavar="NAME", help="default worker")
-    add("--label-column", default="label", metavar="NAME", help="default label")
-    add("--missing", metavar="MARKER", help="what stands for no label (default in dense files: -1; empty always does)")
-    add("--classes", metavar="A,B,C", help="all classes in order, or names for labels 0, 1, 2 (default: those found)")
-    add(
-        "--truth",
-        type=Path,
-        metavar="FILE",
-        help="true labels of annotated images (columns task, label, or a label a line with --items): only reported",
-    )
-
-    group = parser.add_argument_group("test set", "only reported, never used to choose anything")
-    add = group.add_argument
-    add("--test-images", type=Path, metavar="DIR", help="folder of images")
-    add("--test-labels", type=Path, metavar="FILE", help="columns task, label, or a label a line with --test-items")
-    add("--test-items", type=Path, metavar="FILE", help="image of each line of --test-labels, one a line")
-
-    group = parser.add_argument_group("model")
-    add = group.add_argument
-    add("--model", required=True, metavar="NAME", help="timm model, local-dir:PATH or hf-hub:NAME")
-    add("--weights", metavar="WHAT", help="a checkpoint, or the name of an installed package that holds one")
-    add("--pretrained", action="store_true", help="weights by timm's own download")
-    add("--freeze-backbone", action="store_true", help="compute features once and train only the classifier on them")
-    add("--feature-cache", type=Path, metavar="DIR", help="where features are kept (default: OUT/features)")
-    add("--image-size", type=int, metavar="N", help="side of the input in pixels (default: the model's)")
-    add(
-        "--augment",
-        choices=AUGMENTATIONS,
-        default="standard",
-        help="of training images: timm's standard (crops, flips, colours), light (small crops), none",
-    )
-    add("--drop-rate", type=float, metavar="P", help="dropout before the classifier (default: frozen 0.5, else 0)")
-
-    group = parser.add_argument_group("objective")
-    add = group.add_argument
-    add("--objective", default="crowd-layer", metavar="NAME", help="see crowdnal objectives (default: crowd-layer)")
-    add("--option", action="append", dest="options", metavar="KEY=VALUE", help="argument of the objective; repeatable")
-    add(
-        "--holdout",
-        type=float,
-        default=0.0,
-        metavar="FRACTION",
-        help="share of the labels kept out of training; the epoch that predicts them best is reported, and its "
-        "weights kept in OUT/model_selected (default 0)",
-    )
-
-    group = parser.add_argument_group("training", "defaults depend: frozen backbone / given weights / random weights")
-    add = group.add_argument
-    add("--epochs", type=int, metavar="N", help="default 40 / 20 / 60")
-    add("--batch-size", type=int, metavar="N", help="default 64")
-    add("--optimizer", metavar="NAME", help="timm optimizer (default adam / adamw / adamw)")
-    add("--lr", type=float, metavar="X", help="learning rate of the model (default 1e-3 / 1e-4 / 1e-3)")
-    add("--objective-lr", type=float, metavar="X", help=f"of the annotators (default {OBJECTIVE_LR:g} times --lr)")
-    add("--weight-decay", type=float, metavar="X", help="default 0 / 0.05 / 0.05; never on the objective")
-    add("--schedule", choices=SCHEDULES, help="of both rates (default constant / cosine / cosine)")
-    add("--seed", type=int, default=0, metavar="N", help="default 0")
-
-    group = parser.add_argument_group("running")
-    add = group.add_argument
-    add("--out", type=Path, required=True, metavar="DIR", help="folder for everything that is written")
+    for title, note in GROUPS.items():
+        group = parser.add_argument_group(title, note or None)
+        for name, option in OPTIONS.items():
+            if option.group == title:
+                _add_option(group, name)
+    add = group.add_argument  # the last group is about how the command runs
     add("--resume", action="store_true", help="go on with the run in OUT; it ends as if it had not been interrupted")
-    add("--workers", type=int, metavar="N", help="processes that read images (default: one a core, 8 at most)")
-    add("--threads", type=int, metavar="N", help="of each operation on the CPU (default: torch's own choice)")
-    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
-    add("--amp", action="store_true", help="bfloat16 autocast")
+    add("--dry-run", action="store_true", help="read and check everything, say what would be done, write nothing")
     add("--quiet", action="store_true", help="print nothing but errors")
+    add("-h", "--help", action=_TrainHelp, nargs=0, help="this, with the options of --objective")
+
+
+def _add_option(group: argparse._ArgumentGroup, name: str) -> None:
+    option, kind, default = OPTIONS[name], VALUE_TYPES[name], DEFAULTS[name]
+    words = default_in_words(name)
+    told: dict[str, Any] = {"help": f"{option.help} (default: {words})" if words else option.help, "dest": name}
+    if default is MISSING:
+        told["required"] = True
+    else:
+        told["default"] = default
+    if kind is bool:
+        group.add_argument(flag(name), action="store_true", **told)
+    elif get_origin(kind) is Literal:
+        group.add_argument(flag(name), choices=get_args(kind), **told)
+    elif name == "options":
+        group.add_argument(flag(name), action="append", metavar=option.metavar, **{**told, "default": []})
+    else:
+        parse = _comma_separated if get_origin(kind) is tuple else kind
+        group.add_argument(flag(name), type=parse, metavar=option.metavar or _METAVARS[kind], **told)
+
+
+def _comma_separated(text: str) -> tuple[str, ...]:
+    """Names, in quotes where they have a comma themselves."""
+    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), [""]))

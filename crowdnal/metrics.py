@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.probability import proportions
 from crowdnal.data import Annotations
 from crowdnal.functional import label_counts
 
 __all__ = [
     "accuracy",
+    "balanced_accuracy",
     "confusion_divergence",
     "confusion_error",
     "empirical_confusion",
@@ -67,12 +69,22 @@ def expected_calibration_error(probs: Any, truth: Any, bins: int = 15) -> float:
 
 
 def reliability(confusion: Tensor) -> Tensor:
-    """``[R]`` mean diagonal of ``[R, C, K]``, in [0, 1]: accuracy if all true classes are equally common.
+    """Balanced accuracy: mean over the C true classes of the probability of the right label, ``[R]`` in [0, 1].
 
-    A class beyond the label set (C > K) cannot be labelled correctly and counts 0.
+    That is how often an annotator is right where all true classes are equally common, 1 for one who always is. A class
+    without a label (C > K) is never labelled right and counts 0: else somebody who is wrong about every third item
+    could have 1. Labels beyond the classes (K > C) are wrong.
+
+    Args:
+        confusion: ``[R, C, K]``, rows sum to 1.
     """
     _check_confusion(confusion)
-    return confusion.diagonal(dim1=1, dim2=2).sum(1) / confusion.shape[1]
+    return balanced_accuracy(confusion.diagonal(dim1=1, dim2=2), confusion.shape[1])
+
+
+def balanced_accuracy(right: Tensor, num_classes: int) -> Tensor:
+    """:func:`reliability` from the diagonals ``[..., min(C, K)]`` alone, where confusions would not fit; unchecked."""
+    return right.sum(-1) / num_classes
 
 
 def spammer_score(confusion: Tensor) -> Tensor:
@@ -127,8 +139,7 @@ def empirical_confusion(posterior: Any, annotations: Annotations, *, smoothing: 
         posterior = torch.nn.functional.one_hot(posterior.long(), labels)
     weight = None if annotations.weight is None else annotations.weight.detach()
     counts = label_counts(posterior.double(), annotations, weight=weight).transpose(1, 2) + smoothing / max(labels, 1)
-    total = counts.sum(2, keepdim=True)
-    return torch.where(total > 0, counts / torch.where(total > 0, total, 1), 1 / max(labels, 1))
+    return proportions(counts, 2)
 
 
 def confusion_error(confusion: Tensor, estimate: Tensor) -> float:
@@ -138,9 +149,7 @@ def confusion_error(confusion: Tensor, estimate: Tensor) -> float:
         confusion: ``[R, C, K]`` true confusions.
         estimate: ``[R, C, K]``.
     """
-    _check_confusion(confusion)
-    if estimate.shape != confusion.shape:
-        raise ValueError(f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}")
+    _check_pair(confusion, estimate)
     error = (confusion.double() - estimate.detach().double().to(confusion.device)).square().sum((1, 2))
     return float(error.mean()) / confusion.shape[1]
 
@@ -155,9 +164,7 @@ def confusion_divergence(confusion: Tensor, estimate: Tensor) -> float:
         confusion: ``[R, C, K]`` true confusions.
         estimate: ``[R, C, K]``.
     """
-    _check_confusion(confusion)
-    if estimate.shape != confusion.shape:
-        raise ValueError(f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}")
+    _check_pair(confusion, estimate)
     p, q = confusion.detach().double(), estimate.detach().double().to(confusion.device)
     middle = (p + q) / 2
     both = [torch.special.xlogy(x, x) - torch.special.xlogy(x, middle) for x in (p, q)]
@@ -168,7 +175,7 @@ def reliability_correlation(truth: Tensor, estimate: Tensor) -> float:
     """Pearson correlation, over annotators, of true and estimated reliability, in [-1, 1].
 
     Args:
-        truth: ``[R]`` reliabilities, or ``[R, C, K]`` confusions whose mean diagonals are meant.
+        truth: ``[R]`` reliabilities, or ``[R, C, K]`` confusions whose :func:`reliability` is meant.
         estimate: either.
 
     Returns:
@@ -207,14 +214,21 @@ def _check_classes(truth: Tensor, classes: int) -> None:
         )
 
 
-def _check_confusion(confusion: Tensor) -> None:
+def _check_pair(confusion: Tensor, estimate: Tensor) -> None:
+    _check_confusion(confusion)
+    if estimate.shape != confusion.shape:
+        raise ValueError(f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}")
+    _check_confusion(estimate, "estimate")
+
+
+def _check_confusion(confusion: Tensor, name: str = "confusion") -> None:
     if confusion.ndim != 3 or 0 in confusion.shape[1:]:
         raise ValueError(
-            f"confusion must be [R, C, K], true class before label, got {list(confusion.shape)}; "
-            "add a dimension for a single annotator: confusion[None]"
+            f"{name} must be [R, C, K], true class before label, got {list(confusion.shape)}; "
+            f"add a dimension for a single annotator: {name}[None]"
         )
     rows = confusion.detach().flatten(0, 1)
-    _check_rows(rows, "confusion", "normalise over the last dimension", confusion.shape[1])
+    _check_rows(rows, name, "normalise over the last dimension", confusion.shape[1])
 
 
 def _check_rows(rows: Tensor, name: str, fix: str, classes: int = 0) -> None:

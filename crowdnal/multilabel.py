@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from crowdnal._utils.layers import MLP
-from crowdnal.data import Annotations, Ids, Vocabulary, distinct
+from crowdnal.data import USUAL, Annotations, Ids, Long, Vocabulary, distinct, in_natural_order, long_fields
 
 if TYPE_CHECKING:
     import pandas
@@ -30,6 +31,7 @@ def from_label_sets(
     items: Ids = None,
     annotators: Ids = None,
     tags: Ids = None,
+    missing: Any = USUAL,
 ) -> Annotations:
     """Read one judgement a row: the set of tags that a worker chose for a task.
 
@@ -37,25 +39,26 @@ def from_label_sets(
     where the tag was chosen, else 0. ``vocabulary.items`` are (task, tag) pairs.
 
     Args:
-        data: DataFrame, path of a CSV file, or mapping of columns.
+        data: as for :meth:`Annotations.from_long`.
         task: column of the instance.
         worker: column of the annotator.
-        label: column of the chosen tags: text with a separator (``"CAUSES|SYMPTOM"``), or sets, lists or tuples. Empty
-            means that none was chosen; None and NaN, and in a CSV file an empty field, that there was no judgement.
+        label: column of the chosen tags: text with a separator (``"CAUSES|SYMPTOM"``), a JSON list, or sets, lists or
+            tuples. Empty means that none was chosen; None and NaN, and in a file an empty cell, that there was no
+            judgement. Tags of a file are text.
         separator: between tags in a text.
         weight: column of the weight of a judgement.
         items: ids of the instances in the order wanted, as for :meth:`Annotations.from_long`, here and below.
         annotators: ids of all annotators.
-        tags: ids of all tags, in the order wanted. Default: those found, sorted.
+        tags: ids of all tags, in the order wanted. Default: those found, in natural order.
+        missing: what else means that there was no judgement, as for :meth:`Annotations.from_long`.
 
     Raises:
         ValueError: for an unknown or missing id, naming the row, and a tag that is not one of ``tags``.
     """
     if not separator:
         raise ValueError("separator is empty: give the text between two tags")
-    sets = Annotations.from_long(
-        _hashable(data, label), task=task, worker=worker, label=label, weight=weight, items=items, annotators=annotators
-    )
+    want = Long(task, worker, label, weight, missing=missing, sets=True)
+    sets = Annotations.trusted(long_fields(data, want, items, annotators))
     ids = sets.vocabulary
     assert ids is not None
     chosen = [_members(value, separator) for value in ids.classes]
@@ -91,17 +94,14 @@ def _expand(sets: Annotations, member: Tensor, vocabulary: Vocabulary) -> Annota
     )
 
 
-def _hashable(data: Any, label: str) -> Any:
-    """The table with sets in place of lists and tuples of tags."""
-    if isinstance(data, (str, PathLike)) or label not in (data.columns if hasattr(data, "columns") else data):
-        return data  # whoever reads it says what is wrong
-    column = [frozenset(v) if isinstance(v, (list, tuple, set, frozenset)) else v for v in list(data[label])]
-    return data.assign(**{label: column}) if hasattr(data, "assign") else {**data, label: column}
-
-
 def _members(value: Hashable, separator: str) -> list[Hashable]:
     if isinstance(value, frozenset):
         return list(value)
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        try:
+            return [str(tag) for tag in json.loads(value)]
+        except json.JSONDecodeError:
+            pass
     if isinstance(value, str):
         return [tag.strip() for tag in value.split(separator) if tag.strip()]
     return [value]
@@ -111,8 +111,7 @@ def _tags(chosen: list[list[Hashable]], tags: Ids) -> tuple[Hashable, ...]:
     if tags is not None:
         names = distinct(tags, "tags")
     else:
-        found = dict.fromkeys(tag for members in chosen for tag in members)
-        names = tuple(sorted(found, key=lambda tag: (type(tag).__name__, tag)))
+        names = tuple(in_natural_order({tag for members in chosen for tag in members}))
     if not names:
         raise ValueError("data has no tag: give tags=")
     return names

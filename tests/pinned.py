@@ -145,8 +145,8 @@ def aggregation_run(name: str) -> Iterable[Tensor]:
 
 def command_run(objective: str, **options: Any) -> Iterable[Tensor]:
     """``crowdnal train`` on drawn pictures, as the tests run it."""
-    import small_run
     from safetensors.torch import load_file
+    from support import small_run
 
     with tempfile.TemporaryDirectory() as folder:
         root = small_run.write(Path(folder) / "data")
@@ -173,7 +173,7 @@ RUNS: Mapping[str, Callable[[], Iterable[Tensor]]] = {
     "cmm gradient": lambda: variant_run(lambda: crowdnal.CMM(C, R, training="gradient")),
     "cmm annotators": lambda: variant_run(lambda: crowdnal.CMM(C, R, grouped="annotators")),
     "dl-em incremental": lambda: variant_run(lambda: crowdnal.DLEM(C, R, incremental=True)),
-    "max-mig votes": lambda: variant_run(lambda: crowdnal.MaxMIG(C, R, prior="votes", learn_prior=True)),
+    "max-mig votes": lambda: variant_run(lambda: crowdnal.MaxMIG(C, R, class_prior="votes", learn_class_prior=True)),
     "lia-ml": multilabel_run,
     "ccc": ccc_run,
     **{

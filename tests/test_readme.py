@@ -1,4 +1,4 @@
-"""What the README shows is run."""
+"""What the README shows is run, and it stays a page that one reads in a minute."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
+from support.compare import assert_close
+from support.pages import blocks, run, text_of
 
 import crowdnal
-from crowdnal import simulation
+from crowdnal import objectives, simulation
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+README = text_of("README.md")
+ATTACH, READ = blocks(README)
+
+
+def test_it_is_short_and_names_the_two_commands() -> None:
+    assert len(README.splitlines()) <= 135
+    assert '\npip install ".[demo]" && crowdnal demo\n' in README
+    assert '\npip install ".[test]" && pytest\n' in README
 
 
 def test_five_lines_train_a_timm_model() -> None:
-    code = next(block for block in BLOCKS if "crowdnal.attach" in block)
-    assert 'timm.create_model("resnet50", pretrained=True' in code
-    runnable = code.replace('"resnet50", pretrained=True', '"test_resnet", pretrained=False')  # no download in a test
+    assert 'timm.create_model("resnet50", pretrained=True' in ATTACH
+    runnable = ATTACH.replace('"resnet50", pretrained=True', '"test_resnet", pretrained=False')  # no download in a test
     build, loop = runnable.split("for images, annotations")
     truth = torch.arange(32) % 8
     annotations = simulation.simulate(
@@ -29,65 +35,30 @@ def test_five_lines_train_a_timm_model() -> None:
     images = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     loader = [(images[rows], annotations[rows]) for rows in torch.arange(32).split(8)]
     scope: dict[str, Any] = {"loader": loader}
-    exec(build, scope)
+    run(build, scope)
     model = scope["model"]
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     scope["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
-    exec("for images, annotations" + loop, scope)
+    run("for images, annotations" + loop, scope)
     assert scope["logits"].shape == (8, 8)
     assert all(not torch.equal(before[name], value) for name, value in model.named_parameters())
     confusion = model.objective.confusion()
     assert confusion.shape == (59, 8, 8)
-    torch.testing.assert_close(confusion.sum(2), torch.ones(59, 8))
+    assert_close(confusion.sum(2), torch.ones(59, 8), where="sums of rows")
 
 
 def test_reading_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = next(block for block in BLOCKS if "from_long" in block)
     monkeypatch.chdir(tmp_path)
     Path("answers.csv").write_text("task,worker,label\na.jpg,ann,0\nb.jpg,ann,1\nb.jpg,bob,0\n", encoding="utf-8")
     matrix = torch.tensor([[0, -1], [1, 0]])
     scope: dict[str, Any] = {"matrix": matrix, "images": torch.zeros(2, 3, 4, 4), "torch": torch, "crowdnal": crowdnal}
-    exec(code, scope)
+    run(READ, scope)
     assert scope["annotations"].to_dense().equal(matrix)
     ((images, annotations),) = list(scope["loader"])
     assert images.shape == (2, 3, 4, 4) and annotations.num_annotations == 3
 
 
-def test_the_callback_of_em(capsys: pytest.CaptureFixture[str]) -> None:
-    code = next(block for block in BLOCKS if "ObjectiveCallback" in block)
-    truth = torch.arange(32) % 8
-    confusions = simulation.symmetric_confusions(59, 8, 0.8)
-    annotations = simulation.simulate(truth, confusions, annotations_per_item=3, seed=0)
-    backbone = torch.nn.Linear(8, 8)
-    dataset = crowdnal.CrowdDataset(torch.eye(8)[truth], annotations)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True, collate_fn=crowdnal.collate)
-    optimizer = torch.optim.Adam(backbone.parameters(), lr=0.1)
-    scope: dict[str, Any] = {"backbone": backbone, "loader": loader, "optimizer": optimizer, "crowdnal": crowdnal}
-    exec(code, {**scope, "epochs": 3})
-    assert capsys.readouterr().out.count("Round(") == 2
-
-
 def test_methods_of_the_table_are_those_that_exist() -> None:
-    table = re.findall(r"^\| `([\w-]+)` \| `(\w+)\(", README, flags=re.M)
-    assert {name: cls for name, cls in table} == {
-        name: cls.__name__ for name, cls in crowdnal.objectives.OBJECTIVES.items()
-    }
-
-
-def test_two_networks_that_correct_each_other() -> None:
-    code = next(block for block in BLOCKS if "crowdnal.CCC" in block)
-    code = code.replace('"resnet18"', '"test_resnet"').replace("range(60)", "(9, 10)")
-    build, rest = code.split("ccc.on_train_start")
-    images = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    confusions = simulation.symmetric_confusions(59, 8, 0.8)
-    annotations = simulation.simulate(torch.arange(32) % 8, confusions, annotations_per_item=3, seed=0)
-    dataset = crowdnal.CrowdDataset(images, annotations)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=16, shuffle=True, collate_fn=crowdnal.collate)
-    scope: dict[str, Any] = {"loader": loader, "dataset": dataset, "images": images, "timm": timm, "crowdnal": crowdnal}
-    exec(build, scope)
-    ccc = scope["ccc"]
-    for name, model in (("optimizer_a", ccc.model_a), ("optimizer_b", ccc.model_b)):
-        scope[name] = torch.optim.SGD(model.parameters(), lr=0.1)
-    exec("ccc.on_train_start" + rest, scope)
-    assert ccc.corrects and ccc.groups.unique().numel() > 1
-    torch.testing.assert_close(scope["probs"].sum(1), torch.ones(32))
+    assert f"\n\n{objectives.table()}\n\n" in README
+    named = re.findall(r"^\| `([\w-]+)` \| `(\w+)\(.*?\)` \|", text_of("docs/methods.md"), flags=re.M)
+    assert sorted(named) == sorted(re.findall(r"^\| `([\w-]+)` \| `(\w+)` \|", objectives.table(), flags=re.M))

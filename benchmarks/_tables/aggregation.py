@@ -33,8 +33,8 @@ QUICK: dict[str, dict[str, Any]] = {"mmce": {"max_iterations": 2}, "glad": {"n_i
 def run(root: Path, seeds: int, quick: bool) -> list[Row]:
     """Nothing here is drawn, so that there is one seed. ``accuracy`` is over the items whose class is known.
 
-    ``largest_difference`` is that of posteriors of Dawid-Skene from crowd-kit's, from the same start (the shares of the
-    votes) after the same number of iterations. Without crowd-kit its rows and GLAD's are left out.
+    ``largest_difference`` is that of posteriors of Dawid-Skene from crowd-kit's, from the same initial values (the vote
+    proportions) after the same number of iterations. Without crowd-kit its rows and GLAD's are left out.
     """
     with_crowdkit = importlib.util.find_spec("crowdkit") is not None
     rows = []
@@ -60,7 +60,7 @@ def run(root: Path, seeds: int, quick: bool) -> list[Row]:
 def read(root: Path, name: str) -> tuple[crowdnal.Annotations, Tensor]:
     """Annotations, and the class of each item as a number of theirs (temporal's are 1 and 2), -1 where unknown."""
     annotations = crowdnal.Annotations.from_long(root / "aggregation" / f"{name}_annotations.csv")
-    table = pandas.read_csv(root / "aggregation" / f"{name}_truth.csv")
+    table = pandas.read_csv(root / "aggregation" / f"{name}_truth.csv", dtype={"task": str})
     classes = dict(zip(table["task"], table["label"], strict=True))
     ids = annotations.vocabulary
     assert ids is not None

@@ -70,7 +70,7 @@ def setup_1(sizes: tuple[int, ...], seeds: int, epochs: int) -> list[Row]:
 
 
 def cost(sizes: tuple[int, ...], turns: int) -> list[Row]:
-    """Seconds of a round without the network's predictions, in turns over all T, and how many numbers a model has."""
+    """Seconds of a round without the network's predictions, interleaved over all T, and the numbers in a model."""
     made: dict[tuple[str, int], Any] = {}
     for size in sizes:
         annotations = crowd(size, 0).annotations
@@ -153,7 +153,7 @@ def best(data: Data, method: str, given: dict[str, Any], seed: int, epochs: int,
 
 
 def train(data: Data, method: str, given: dict[str, Any], seed: int, epochs: int, net: Any) -> crowdnal.CrowdModel:
-    """An epoch of Adam a round, the optimizer never made anew."""
+    """An epoch of Adam per round, the optimizer never reset."""
     torch.manual_seed(seed)
     annotations = data.annotations
     if method == CLEAN:

@@ -7,19 +7,20 @@ order: LIA above majority vote, MMCE and LIA-E, LIA-ML above LIA.
 
 As in the paper: MLPs of 4 x 32, embeddings of 16, AMSGrad. Not as there, where it is 10 rounds of 1,000 steps at 1e-3
 without a regulariser: 5 rounds of 20 steps and 20 of fine-tuning, 1,024 sentences each, at 5e-3, weight decay 1e-3,
-``prior=0.3`` and dropout of half the features before h and D (LIA-E has none); sentence embeddings by MiniLM (384)
-instead of BERT's; the package's start of the confusions. LIA-ML, all 14 tags: 5 rounds of 26 steps of 256 sentences and
-39 of fine-tuning.
+``competence_precision=0.3`` and dropout of half the features before h and D (LIA-E has none); sentence embeddings by
+MiniLM (384) instead of BERT's; the package's initial confusions. LIA-ML, all 14 tags: 5 rounds of 26 steps of 256
+sentences and 39 of fine-tuning.
 
-Steps and regularisers were chosen by the likelihood of one more judgement a sentence, given the sentence's other ones,
-at redundancy 2 and 5. Without regularisers that likelihood is best after some 50 steps and falls from then on. The
+Steps and regularisers were chosen by the likelihood of one more judgement per sentence, given its other ones, at
+redundancy 2 and 5. Without regularisers that likelihood is best after some 50 steps and falls from then on. The
 first experiments had experts' labels in sight: the learning rate, LIA-ML's batch and that h scales units by the tag
 come from there.
 
 Planted: the data are the sentences whose truth is known, and an always right and an always wrong annotator label all of
 them, beside the others at redundancy 5; the place of each among all 468 by reliability, 1 the best. The first targets
-are votes, which disagree with the always right one, so EM must converge: 45 rounds of 20 steps, ``prior=1``. That was
-chosen by the places at seeds 0, 1 and 103: two of the three shown had a part in it.
+are vote proportions, which disagree with the always right one, so EM must converge: 45 rounds of 20 steps,
+``competence_precision=1``. That was chosen by the places at seeds 0, 1 and 103: two of the three shown had a part in
+it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Schedule:
     epochs_per_round: int = 5
     finetune_epochs: int = 5
     batch: int = 1024
-    prior: float = 0.3
+    competence_precision: float = 0.3
 
     @property
     def epochs(self) -> int:
@@ -62,11 +63,12 @@ class Schedule:
     @property
     def options(self) -> dict[str, Any]:
         """Of LIA in all its forms."""
-        return {"rounds": self.rounds, "epochs_per_round": self.epochs_per_round, "hidden_dim": 32, "prior": self.prior}
+        names = ("rounds", "epochs_per_round", "competence_precision")
+        return {"hidden_dim": 32, **{name: getattr(self, name) for name in names}}
 
 
 QUICK = Schedule(rounds=2, epochs_per_round=1, finetune_epochs=1)
-USUAL, PLANTED = Schedule(), Schedule(rounds=45, epochs_per_round=20, prior=1.0)
+USUAL, PLANTED = Schedule(), Schedule(rounds=45, epochs_per_round=20, competence_precision=1.0)
 JOINTLY = Schedule(epochs_per_round=2, finetune_epochs=3, batch=256)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from _tables.training import CLEAN
+from crowdnal.objectives import OBJECTIVES
 
 Method = tuple[str, str, dict[str, Any]]
 METHODS: list[Method] = [
@@ -39,6 +40,8 @@ METHODS: list[Method] = [
     ("mbem", "mbem", {}),
     ("cmm", "cmm", {}),
 ]
+ELSEWHERE = ("dl-aggregate", "lia")  # in tables of their own
+METHODS += [(n, n, {}) for n in OBJECTIVES if n not in (*ELSEWHERE, *(name for _, name, _ in METHODS))]
 
 
 def options(method: str, given: dict[str, Any], epochs: int) -> dict[str, Any]:

@@ -23,6 +23,5 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f'{module} could not be imported ({error}). Install it with: pip install "crowdnal[{extra}]"',
-            name=module,
+            f'{module} could not be imported ({error}). Install it with: pip install "crowdnal[{extra}]"', name=module
         ) from error

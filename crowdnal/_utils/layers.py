@@ -1,4 +1,4 @@
-"""Linear layers as objectives use them: in the dtype of their input, of a width that may be told late."""
+"""Linear layers as objectives use them: in the dtype of their input, of a width that may be inferred late."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MLP(nn.Module):
     """Layers with ReLU between them, the last one linear.
 
     Args:
-        inputs: length of the input; None: told by :meth:`set_input_size`, or read off the first batch.
+        inputs: length of the input; None: set by :meth:`set_input_size`, or read off the first batch.
         hidden: units of each hidden layer.
         outputs: length of the output.
     """

@@ -1,18 +1,12 @@
-"""The true labels from annotations alone: aggregation, and the E-steps and votes that objectives share with it."""
+"""The true labels from annotations alone, by many methods; what EM objectives share with them is in submodules.
 
-from crowdnal.aggregation._conal_em import CoNALEMResult, Omega, State, conal_em
-from crowdnal.aggregation._dawid_skene import dawid_skene
-from crowdnal.aggregation._em import (
-    FLOOR,
-    DawidSkeneResult,
-    check_gold,
-    check_prior,
-    check_smoothing,
-    classes_of,
-    log_shares,
-    possible,
-    pseudo_counts_of,
-)
+:mod:`crowdnal.aggregation.em` holds the M-step, the loop and the checks of EM on confusions,
+:mod:`crowdnal.aggregation.common_confusion` the model of CoNAL's EM variant, :mod:`crowdnal.aggregation.clustering`
+K-means of annotators and annotations.
+"""
+
+from crowdnal.aggregation._conal_em import CoNALEMResult, conal_em
+from crowdnal.aggregation._dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.aggregation._external import AGGREGATORS, aggregate, check_method
 from crowdnal.aggregation._mmce import MMCEResult, mmce
 from crowdnal.aggregation._one_coin import one_coin
@@ -22,28 +16,18 @@ from crowdnal.aggregation._worker_clustering import WorkerClusteringResult, work
 
 __all__ = [
     "AGGREGATORS",
-    "FLOOR",
     "CoNALEMResult",
     "DawidSkeneResult",
     "MMCEResult",
-    "Omega",
-    "State",
     "WorkerClusteringResult",
     "aggregate",
-    "check_gold",
     "check_method",
-    "check_prior",
-    "check_smoothing",
-    "classes_of",
     "conal_em",
     "dawid_skene",
-    "log_shares",
     "mmce",
     "one_coin",
-    "possible",
     "posterior",
     "posterior_of_log_likelihood",
-    "pseudo_counts_of",
     "vote_log_confusion",
     "vote_proportions",
     "worker_clustering",

@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from crowdnal._utils.extras import require
+from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._dawid_skene import dawid_skene
 from crowdnal.aggregation._mmce import mmce
 from crowdnal.aggregation._one_coin import one_coin
+from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation._worker_clustering import worker_clustering
 from crowdnal.data import Annotations
 
 _CROWDKIT, _SNORKEL = ("crowdkit.aggregation", "crowd-kit"), ("snorkel.labeling.model", "snorkel")
-_LIBRARY = {
-    **dict.fromkeys(("glad", "mace", "mmsr", "wawa", "zero-based-skill", "kos"), _CROWDKIT),
-    "label-model": _SNORKEL,
-}
-
-__all__ = ["AGGREGATORS", "aggregate"]
+_CLASSES = {"glad": "GLAD", "mace": "MACE", "mmsr": "MMSR", "wawa": "Wawa", "zero-based-skill": "ZeroBasedSkill"}
+_CLASSES["kos"] = "KOS"
+_LIBRARY = {**dict.fromkeys(_CLASSES, _CROWDKIT), "label-model": _SNORKEL}
 
 
 def aggregate(annotations: Annotations, method: str, **options: Any) -> Tensor:
@@ -34,7 +33,7 @@ def aggregate(annotations: Annotations, method: str, **options: Any) -> Tensor:
         annotations: the whole data set, any of its items without annotations.
         method: a key of ``AGGREGATORS``:
 
-            - ``"majority-vote"``: the shares of the (weighted) votes;
+            - ``"majority-vote"``: the (weighted) vote proportions;
             - ``"dawid-skene"``, ``"one-coin"``, ``"mmce"``, ``"worker-clustering"``: the functions of that name here;
             - of crowd-kit (``pip install "crowdnal[crowd-kit]"``): ``"glad"`` (Whitehill 2009), ``"mace"`` (Hovy 2013),
               ``"mmsr"`` (Ma & Olshevsky 2020; softmax of its log-odds weighted votes), ``"wawa"``,
@@ -65,14 +64,7 @@ def check_method(method: str) -> None:
 def _votes(annotations: Annotations, options: dict[str, Any]) -> Tensor:
     if options:
         raise ValueError(f"'majority-vote' has no options, got {', '.join(options)}")
-    votes = annotations.votes().double()
-    return _filled(votes)
-
-
-def _filled(scores: Tensor) -> Tensor:
-    """Rows that sum to 1; uniform where all are 0."""
-    total = scores.sum(1, keepdim=True)
-    return torch.where(total > 0, scores / torch.where(total > 0, total, 1.0), 1 / max(scores.shape[1], 1))
+    return vote_proportions(annotations, annotations.num_classes)
 
 
 def _own(function: Callable[..., Any]) -> Callable[[Annotations, dict[str, Any]], Tensor]:
@@ -89,7 +81,7 @@ def _crowdkit(name: str, method: str) -> Callable[[Annotations, dict[str, Any]],
         _refuse_weights(annotations, method)
         cls = getattr(require(*_CROWDKIT), name)
         if annotations.num_annotations == 0:
-            return _filled(annotations.votes().double())
+            return vote_proportions(annotations, annotations.num_classes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the libraries below, on every call
             return _READ.get(method, _probas)(cls(**options), _frame(annotations), annotations)
@@ -108,7 +100,7 @@ def _probas(model: Any, frame: Any, annotations: Annotations) -> Tensor:
     sizes = {"index": range(len(annotations)), "columns": range(annotations.num_classes)}
     table = model.fit_predict_proba(frame).reindex(**sizes, fill_value=0.0)
     values = torch.from_numpy(table.to_numpy(dtype=float, na_value=0.0).copy())
-    return _filled(values.clamp(min=0)).to(annotations.device)
+    return proportions(values.clamp(min=0), 1).to(annotations.device)
 
 
 def _weighted_votes(model: Any, frame: Any, annotations: Annotations) -> Tensor:
@@ -119,9 +111,9 @@ def _weighted_votes(model: Any, frame: Any, annotations: Annotations) -> Tensor:
     return votes.view(len(annotations), -1)
 
 
-def _shares(model: Any, frame: Any, annotations: Annotations) -> Tensor:
+def _vote_proportions(model: Any, frame: Any, annotations: Annotations) -> Tensor:
     """From the annotators' skills: crowd-kit 1.4.2 itself fails there beside today's scikit-learn."""
-    return _filled(_weighted_votes(model, frame, annotations).clamp(min=0))
+    return proportions(_weighted_votes(model, frame, annotations).clamp(min=0), 1)
 
 
 def _log_odds(model: Any, frame: Any, annotations: Annotations) -> Tensor:
@@ -130,18 +122,20 @@ def _log_odds(model: Any, frame: Any, annotations: Annotations) -> Tensor:
 
 
 def _labels(model: Any, frame: Any, annotations: Annotations) -> Tensor:
-    found = model.fit_predict(frame).reindex(range(len(annotations)), fill_value=-1)
-    labels = torch.from_numpy(found.to_numpy(dtype=int).copy())
-    known = labels.unsqueeze(1) == torch.arange(annotations.num_classes)
-    return _filled(known.double()).to(annotations.device)
+    try:
+        found = model.fit_predict(frame).reindex(range(len(annotations)))
+    except KeyError as error:  # the sign of a sum of 0 or NaN, which crowd-kit looks up
+        raise ValueError(
+            f"'kos' finds no class for an item, whose messages add up to {error}: annotators need several labels "
+            "each, and n_iter few enough that nothing overflows; or use another method"
+        ) from error
+    labels = torch.from_numpy(found.to_numpy(dtype=float, na_value=float("nan")).copy())
+    known = labels.unsqueeze(1) == torch.arange(annotations.num_classes)  # NaN is no class: uniform
+    return proportions(known.double(), 1).to(annotations.device)
 
 
-_READ: dict[str, Callable[[Any, Any, Annotations], Tensor]] = {
-    "mmsr": _log_odds,
-    "wawa": _shares,
-    "zero-based-skill": _shares,
-    "kos": _labels,
-}
+_READ: dict[str, Callable[[Any, Any, Annotations], Tensor]]
+_READ = {"mmsr": _log_odds, "wawa": _vote_proportions, "zero-based-skill": _vote_proportions, "kos": _labels}
 
 
 def _label_model(annotations: Annotations, options: dict[str, Any]) -> Tensor:
@@ -160,12 +154,7 @@ AGGREGATORS: dict[str, Callable[[Annotations, dict[str, Any]], Tensor]] = {
     "one-coin": _own(one_coin),
     "mmce": _own(mmce),
     "worker-clustering": _own(worker_clustering),
-    "glad": _crowdkit("GLAD", "glad"),
-    "mace": _crowdkit("MACE", "mace"),
-    "mmsr": _crowdkit("MMSR", "mmsr"),
-    "wawa": _crowdkit("Wawa", "wawa"),
-    "zero-based-skill": _crowdkit("ZeroBasedSkill", "zero-based-skill"),
-    "kos": _crowdkit("KOS", "kos"),
+    **{method: _crowdkit(name, method) for method, name in _CLASSES.items()},
     "label-model": _label_model,
 }
 """Every method of :func:`aggregate`."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation._em import check_options, possible
-from crowdnal.data import Annotations
+from crowdnal.aggregation._votes import vote_proportions
+from crowdnal.aggregation.em import AggregationResult, check_options, iterate, possible, weights_of
+from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import pair_confusion, segment_sum
-from crowdnal.functional.segments import annotation_weight
-
-__all__ = ["MMCEResult", "mmce"]
 
 
 @dataclass
-class MMCEResult:
+class MMCEResult(AggregationResult):
     """What `mmce` found.
 
     Attributes:
@@ -32,11 +31,6 @@ class MMCEResult:
     objective: list[float]
     converged: bool
 
-    @property
-    def labels(self) -> Tensor:
-        """``[N]`` most probable class; the lowest of equally probable ones."""
-        return self.posterior.argmax(1)
-
 
 @torch.no_grad()
 def mmce(
@@ -45,7 +39,7 @@ def mmce(
     strength: float = 1.0,
     annotator_weight: float | None = None,
     item_weight: float | None = None,
-    gold: Tensor | None = None,
+    gold: Any = None,
     max_iterations: int = 50,
     tolerance: float = 1e-5,
     steps: int = 20,
@@ -57,39 +51,35 @@ def mmce(
     minimax problem gives it: σ the confusion of the annotator, τ the difficulty of the item. Its dual is solved by
     block descent as in the paper: the posterior ``q_i[c] ∝ Π_n P_n[c, y_n]`` (every class equally probable before),
     then σ and τ against ``-Σ_i Σ_c q_i[c] Σ_n log P_n[c, y_n] + α/2 |σ|² + β/2 |τ|²``, here a few steps of L-BFGS from
-    where they are, so that the objective never rises. Starts from the shares of the votes.
+    where they are, so that the objective never rises. Starts from the vote proportions.
 
     Args:
         annotations: the whole data set. A weight says how often its annotation counts.
-        strength: γ. By default ``α = γ C²`` and ``β = α · (labels an annotator) / (labels an item)``, the paper's
+        strength: γ. By default ``α = γ C²`` and ``β = α · (labels per annotator) / (labels per item)``, the paper's
             rule; it chose γ from 1/4 to 4 by the likelihood of held-out labels.
         annotator_weight: α instead, above 0.
         item_weight: β instead, above 0; large ones leave every item of the same difficulty.
-        gold: ``[N]`` integers, known true classes, -1 where unknown. They hold throughout.
+        gold: known true classes, as :func:`crowdnal.data.as_gold` takes them. They hold throughout.
         max_iterations: 1 or more.
         tolerance: stop when the objective falls by less than this per annotation; a negative one never stops.
-        steps: of L-BFGS an iteration, 1 or more.
+        steps: of L-BFGS per iteration, 1 or more.
         dtype: of the computation and the result, float64 or float32.
 
     Raises:
         ValueError: naming the argument that does not fit.
     """
     a, classes = annotations, annotations.num_classes
+    gold = None if gold is None else as_gold(gold, a, classes)
     check_options(a, classes, gold, None, 0.0, dtype)
     weights = _weights(a, strength, annotator_weight, item_weight)
-    for name, number in (("max_iterations", max_iterations), ("steps", steps)):
-        if number < 1:
-            raise ValueError(f"{name} must be 1 or more, got {number}")
-    if math.isnan(tolerance):
-        raise ValueError("tolerance must be a number, got NaN; a negative one never stops")
+    if steps < 1:
+        raise ValueError(f"steps must be 1 or more, got {steps}")
     model = _Model(a, weights, None if gold is None else gold.to(a.device), dtype)
-    objective: list[float] = []
-    converged = False
-    while len(objective) < max_iterations and not converged:
-        model.maximise(steps)
-        objective.append(model.expect())
-        converged = len(objective) > 1 and objective[-2] - objective[-1] < tolerance * model.total
-    return MMCEResult(model.posterior, model.competence[..., 0].softmax(2), objective, converged)
+    negated, converged = iterate(
+        lambda: model.maximise(steps), lambda: -model.expect(), max_iterations, tolerance * model.total
+    )
+    confusion = model.competence[..., 0].softmax(2)
+    return MMCEResult(model.posterior, confusion, [-value for value in negated], converged)
 
 
 class _Model:
@@ -100,19 +90,16 @@ class _Model:
     ) -> None:
         self.annotations, self.weights, classes = annotations, weights, annotations.num_classes
         device = annotations.device
-        self.weight = annotation_weight(annotations, None, dtype)
-        self.total = float(annotations.num_annotations if self.weight is None else self.weight.sum()) or 1.0
+        self.weight, self.total = weights_of(annotations, dtype)
         sizes = (annotations.num_annotators, len(annotations))
         self.competence, self.difficulty = (
             torch.zeros(size, classes, classes, 1, dtype=dtype, device=device) for size in sizes
         )
         prior = torch.full((len(annotations), classes), -math.log(max(classes, 1)), dtype=dtype, device=device)
         self.log_prior = prior if gold is None else prior.where(possible(gold, classes), -math.inf)
-        votes = annotations.votes().to(dtype)
-        votes = votes / votes.sum(1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
-        # an item without votes is uniform, and a known one known: the prior, weighed by the little that votes leave
-        start = (votes + torch.finfo(dtype).tiny).log() + self.log_prior
-        self.posterior = start.softmax(1)
+        # a known class may have no votes: it is known by the prior, weighed by the little that votes leave
+        votes = vote_proportions(annotations, classes).to(dtype) + torch.finfo(dtype).tiny
+        self.posterior = (votes.log() + self.log_prior).softmax(1)
 
     def evidence(self, competence: Tensor, difficulty: Tensor) -> Tensor:
         """``[N, C]`` log-probability of each item's labels under each class."""
@@ -149,11 +136,7 @@ class _Model:
 def _weights(
     annotations: Annotations, strength: float, annotator_weight: float | None, item_weight: float | None
 ) -> tuple[float, float]:
-    for name, value in (
-        ("strength", strength),
-        ("annotator_weight", annotator_weight),
-        ("item_weight", item_weight),
-    ):
+    for name, value in (("strength", strength), ("annotator_weight", annotator_weight), ("item_weight", item_weight)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0, got {value}: without it the difficulties explain every label")
     alpha = strength * annotations.num_classes**2 if annotator_weight is None else annotator_weight

@@ -1,14 +1,15 @@
-"""One-coin Dawid-Skene: true labels and one number an annotator, how often they are right, by EM on the joint link."""
+"""One-coin Dawid-Skene: true labels and one number per annotator, how often they are right, by EM on the joint link."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation._em import FLOOR, DawidSkeneResult, EMState, run
+from crowdnal.aggregation._dawid_skene import DawidSkeneResult, EMState, run
+from crowdnal.aggregation.em import FLOOR
 from crowdnal.data import Annotations
-
-__all__ = ["one_coin"]
 
 
 @torch.no_grad()
@@ -18,7 +19,7 @@ def one_coin(
     max_iterations: int = 100,
     tolerance: float = 1e-5,
     smoothing: float = 0.0,
-    gold: Tensor | None = None,
+    gold: Any = None,
     initial_reliability: Tensor | None = None,
     reliability_prior: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
@@ -34,8 +35,8 @@ def one_coin(
         max_iterations: of an M-step and an E-step each, 1 or more.
         tolerance: stop when the objective rises by less than this per annotation; a negative one never stops.
         smoothing: pseudo-count added to the right labels and to the wrong ones of everyone.
-        gold: ``[N]`` integers, known true classes, -1 where unknown. They hold throughout.
-        initial_reliability: ``[R]`` in [0, 1], **start only**: the first iteration is an E-step with it instead of the
+        gold: known true classes, as :func:`crowdnal.data.as_gold` takes them. They hold throughout.
+        initial_reliability: ``[R]`` in [0, 1], **init only**: the first iteration is an E-step with it instead of the
             votes.
         reliability_prior: ``[2]`` or ``[R, 2]`` pseudo-counts of right and wrong labels, **held** in every M-step (a
             Beta prior with these numbers plus 1).
@@ -49,7 +50,7 @@ def one_coin(
         initial = _matrices(_checked(initial_reliability, annotations).to(dtype), annotations.num_classes)
     em = _OneCoin(annotations, gold, initial, None, smoothing, dtype)
     em.pseudo_counts = _pseudo_counts(reliability_prior, smoothing, annotations, dtype)
-    return run(em, max_iterations, tolerance, start_given=initial is not None)
+    return run(em, max_iterations, tolerance, initialised=initial is not None)
 
 
 class _OneCoin(EMState):

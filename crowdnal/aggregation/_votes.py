@@ -5,25 +5,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crowdnal._utils.probability import proportions
 from crowdnal.data import Annotations
 from crowdnal.metrics import empirical_confusion
 
 
 def vote_proportions(annotations: Annotations, num_classes: int) -> Tensor:
-    """``[B, C]`` float64 shares of the (weighted) votes; uniform for an item without any, and for all where C != K."""
-    even = torch.full((len(annotations), num_classes), 1 / num_classes, device=annotations.device, dtype=torch.float64)
+    """``[B, C]`` float64 of the (weighted) votes; uniform for an item without any, and for all where C != K.
+
+    Raises:
+        ValueError: the sum of an item's weights overflows.
+    """
     if annotations.num_classes != num_classes:
-        return even
+        return proportions(torch.zeros(len(annotations), num_classes, device=annotations.device).double(), 1)
     votes = annotations.votes().double()
-    total = votes.sum(1, keepdim=True)
-    return torch.where(total > 0, votes / total.where(total > 0, 1.0), even)
+    if annotations.weight is not None and not bool(votes.isfinite().all()):
+        i = int((~votes.isfinite()).nonzero()[0, 0])
+        raise ValueError(
+            f"the weights of item {i} add up to more than {annotations.weight.dtype} holds: divide all weights by one "
+            "number"
+        )
+    return proportions(votes, 1)
 
 
 def vote_log_confusion(annotations: Annotations, offset: float) -> Tensor:
-    """``log(A + offset)`` ``[R, K, C]`` (K = C), A counted as if an item's mean vote were its true class: a start.
+    """``log(A + offset)`` ``[R, K, C]`` (K = C), A counted as if an item's mean vote were its true class: an init.
 
     ``A_r[k, y] = Σ_i Q_i[k] 1[y_ir = y] / Σ_i Q_i[k]`` over the items i that r labelled; uniform without evidence.
     """
-    votes = annotations.votes()
-    votes = votes / votes.sum(1, keepdim=True).clamp(min=torch.finfo(votes.dtype).tiny)
-    return (empirical_confusion(votes, annotations) + offset).log().transpose(1, 2)
+    return (empirical_confusion(proportions(annotations.votes(), 1), annotations) + offset).log().transpose(1, 2)

@@ -32,11 +32,11 @@ def check_models(model_a: Any, model_b: Any, scope: str) -> None:
             raise ValueError(
                 f"{name} has CrowdLayer(variant={objective.variant!r}, rank={objective.rank}, groups="
                 f"{'None' if objective.groups is None else '...'}, sparse_grad={objective.sparse_grad}): CCC needs "
-                "variant='MW' with a full matrix an annotator and dense gradients"
+                "variant='MW' with a full matrix per annotator and dense gradients"
             )
         if objective.reduction == "none":
             raise ValueError(f"{name} has reduction='none': a step needs one number, use 'mean'")
-        objective._needs_square("CCC, whose meta sets take labels for classes,")
+        objective.require_square("CCC, whose meta sets take labels for classes,")
         if scope == "head" and not head_of(model):
             raise ValueError(f"{name} has no linear layer, so that scope='head' moves nothing: use scope='all'")
     a, b = model_a.objective, model_b.objective
@@ -46,7 +46,7 @@ def check_models(model_a: Any, model_b: Any, scope: str) -> None:
             f"{b.num_annotators}: both must be made for the same annotations"
         )
     if {id(p) for p in model_a.parameters()} & {id(p) for p in model_b.parameters()}:
-        raise ValueError("model_b shares parameters with model_a: make two networks, from different random starts")
+        raise ValueError("model_b shares parameters with model_a: make two networks, from different random inits")
 
 
 def check_options(sizes: Mapping[str, tuple[Any, int]], rate: Any, scope: Any, meta: Any) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from crowdnal.data import CrowdDataset
-from crowdnal.training import evaluating
+from crowdnal.training import CrowdModel, predict_items
 
 MetaBatch = tuple[Tensor, Tensor]
 
@@ -27,15 +27,14 @@ class Items:
     def __init__(self, dataset: CrowdDataset, batch_size: int, num_workers: int) -> None:
         self.dataset, self.batch_size, self.num_workers = dataset, batch_size, num_workers
 
-    @torch.no_grad()
-    def logits(self, model: nn.Module, device: torch.device) -> Tensor:
-        """``[N, C]`` of the model in evaluation mode, whose mode is then restored."""
+    def logits(self, model: CrowdModel, device: torch.device) -> Tensor:
+        """``[N, C]`` of the model in evaluation mode, under the caller's autocast."""
         rows = torch.arange(len(self.dataset))
         batches = [batch.tolist() for batch in rows.split(self.batch_size)]
-        with evaluating(model):
-            found = [model(images).float() for images, _ in self.load(rows, rows, batches, device)]
-        torch.clear_autocast_cache()  # holds weights without a gradient now
-        return torch.cat(found)
+        loaded = ((rows, images) for images, rows in self.load(rows, rows, batches, device))
+        kind = device.type
+        amp = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return predict_items(model, loaded, len(self.dataset), amp=amp)[0]
 
     def meta_batches(
         self, rows: Tensor, labels: Tensor, size: int, seed: int, skip: int, device: torch.device

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from crowdnal.ccc.data import Items, MetaBatch
 from crowdnal.ccc.distillation import distill
+from crowdnal.training import CrowdModel
 
 
 class MetaSets:
@@ -39,7 +40,7 @@ class MetaSets:
         """The next batch of each stream is found anew."""
         self._streams = {}
 
-    def distill(self, models: Sequence[nn.Module], device: torch.device) -> None:
+    def distill(self, models: Sequence[CrowdModel], device: torch.device) -> None:
         """For each of the two models from the other one.
 
         Raises:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crowdnal.aggregation.clustering import cluster_matrices
 from crowdnal.ccc.checks import check_data, check_models, check_options
-from crowdnal.ccc.clustering import cluster
 from crowdnal.ccc.data import Items
 from crowdnal.ccc.meta_sets import MetaSets
 from crowdnal.ccc.passes import at_least_float32
@@ -50,7 +50,7 @@ class CCC(nn.Module):
         num_groups: G; fewer are used where annotators have fewer different matrices.
         correction_rate: gamma; 0 switches the correction off: two plain CrowdLayers.
         warmup_epochs: epochs of plain CrowdLayer before the first correction.
-        meta_size: M, at least one item a class.
+        meta_size: M, at least one item per class.
         meta_batch_size: items of a meta batch (all of a smaller meta set).
         scope: what the virtual step moves: ``"all"`` weights of the network, or its ``"head"``, the last linear layer.
         meta: for ``scope="all"``: ``"exact"`` (one forward-mode pass), ``"finite_difference"`` (one forward pass; two
@@ -144,7 +144,7 @@ class CCC(nn.Module):
         models = self.model_a, self.model_b
         self.meta_sets.distill(models, self.groups.device)
         for k, model in enumerate(models):
-            self.groups[k] = cluster(confusion_of(model), self.corrector.num_groups, self._seed_of(k))
+            self.groups[k] = cluster_matrices(confusion_of(model), self.corrector.num_groups, self._seed_of(k))
 
     def step(
         self,

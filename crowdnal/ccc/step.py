@@ -79,7 +79,7 @@ class Corrector:
         factor = None if scaler is None else scaler.scale(torch.ones((), device=images.device))
         drawn = RandomState(images.device)
         logits, features = self._forward(model, images)
-        logits, annotations = objective._inputs(logits, annotations, None)
+        logits, annotations, *_ = objective.as_batch(logits, annotations)
         with torch.autocast(images.device.type, enabled=False):
             p = logits.softmax(-1)
             plain = crowd_cross_entropy(p, confusion.detach(), annotations, reduction=objective.reduction)

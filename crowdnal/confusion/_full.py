@@ -7,8 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from crowdnal import reference
+from crowdnal._utils.options import check_choice
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
 from crowdnal.functional.reduction import reduce
@@ -36,7 +38,7 @@ def root(square: Tensor) -> Tensor:
 
 
 class FreeConfusion(nn.Module):
-    """Unconstrained matrix an annotator for the softmax link, started at ``scale`` times the identity.
+    """Unconstrained matrix per annotator for the softmax link, initialised to ``scale`` times the identity.
 
     ``weight [R, C, K]``: row k holds the scores of the observed labels when the true class is k. ``sparse_grad``:
     gradients through the matrices of given annotators are sparse.
@@ -52,7 +54,7 @@ class FreeConfusion(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the start."""
+        """Sets the parameters to their init."""
         with torch.no_grad():
             self.weight.copy_(self.scale * eye(*self.weight.shape[1:]))
 
@@ -100,15 +102,15 @@ class FreeConfusion(nn.Module):
         """``[R, C, K]``: softmax of each row."""
         return whole(self.weight).softmax(-1)
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
         return f"{tuple(self.weight.shape)}, scale={self.scale}"
 
 
 class VectorConfusion(nn.Module):
     """A scale and/or a bias per class and annotator for the softmax link: ``h = p * scale_r + bias_r``.
 
-    ``scale [R, C]`` starts at 1, ``bias [R, C]`` at 0; one that is not asked for is None. Needs K = C.
+    ``scale [R, C]`` is initialised to 1, ``bias [R, C]`` to 0; one that is not asked for is None. Needs K = C.
     """
 
     scale: nn.Parameter | None
@@ -124,7 +126,7 @@ class VectorConfusion(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(shape)) if bias else None)
 
     def reset_parameters(self) -> None:
-        """Back to the start."""
+        """Sets the parameters to their init."""
         with torch.no_grad():
             if self.scale is not None:
                 self.scale.fill_(1.0)
@@ -155,34 +157,26 @@ class VectorConfusion(nn.Module):
             h = h + whole(self.bias)[:, None, :]
         return h.softmax(-1)
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
         shape = tuple(next(self.parameters()).shape)
         return f"{shape}, scale={self.scale is not None}, bias={self.bias is not None}"
 
 
 class NormalizedConfusion(nn.Module):
-    """Row-stochastic matrix an annotator for the mixture link: ``f(weight)`` normalised over labels.
+    """Row-stochastic matrix per annotator for the mixture link: ``f(weight)`` normalised over labels.
 
     ``weight [R, K, C]`` is stored with the observed label outermost, so that an annotation reads one
     contiguous C-vector. ``f`` is ``softplus`` (Tanno et al. 2019) or ``exp`` (``normalization="softmax"``).
-    Starts at ``off + (on - off) I``. ``sparse_grad``: gradients through the matrices of given annotators are sparse.
+    Init: ``off + (on - off) I``. ``sparse_grad``: gradients through the matrices of given annotators are sparse.
     """
 
     def __init__(
-        self,
-        num_annotators: int,
-        num_classes: int,
-        num_labels: int,
-        *,
-        normalization: Normalization = "softplus",
-        on: float = 1.0,
-        off: float = -5.0,
-        sparse_grad: bool = False,
-    ) -> None:
+        self, num_annotators: int, num_classes: int, num_labels: int, *,
+        normalization: Normalization = "softplus", on: float = 1.0, off: float = -5.0, sparse_grad: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        if normalization not in ("softmax", "softplus"):
-            raise ValueError(f"normalization={normalization!r} is unknown: use 'softplus' or 'softmax'")
+        check_choice(Normalization, normalization=normalization)
         self.normalization: Normalization = normalization
         self.on, self.off = on, off
         self.sparse_grad = sparse_grad
@@ -190,7 +184,7 @@ class NormalizedConfusion(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the start."""
+        """Sets the parameters to their init."""
         with torch.no_grad():
             self.weight.copy_(self.off + (self.on - self.off) * eye(*self.weight.shape[1:]))
 
@@ -225,16 +219,16 @@ class NormalizedConfusion(nn.Module):
         """Differentiable ``‖A_r‖²`` (Frobenius) of every annotator's matrix, ``[R]``."""
         return (2 * self.log_probs()).exp().sum((1, 2))
 
-    def gram(self, share: Tensor, annotators: Tensor | None = None) -> Tensor:
-        """Differentiable ``Σ_r share_r A_r A_rᵀ`` ``[C, C]`` of all, or of these annotators."""
+    def gram(self, weights: Tensor, annotators: Tensor | None = None) -> Tensor:
+        """Differentiable ``Σ_r weights_r A_r A_rᵀ`` ``[C, C]`` of all, or of these annotators."""
         stacked = self.log_probs(annotators).exp()
-        weighted = stacked * share.to(stacked.dtype)[:, None, None]
+        weighted = stacked * weights.to(stacked.dtype)[:, None, None]
         return weighted.flatten(0, 1).T @ stacked.flatten(0, 1)
 
     def probs(self) -> Tensor:
         """``[R, C, K]``, as users see it."""
         return self._log(whole(self.weight)).exp().transpose(1, 2).contiguous()
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
         return f"{tuple(self.weight.shape)}, normalization={self.normalization!r}"

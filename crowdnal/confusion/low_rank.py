@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from crowdnal.confusion._full import root, whole
 from crowdnal.data import Annotations
@@ -43,12 +44,12 @@ class BlockwiseConfusion(nn.Module):
     @torch.no_grad()
     def log_likelihoods(self, annotations: Annotations) -> Tensor:
         """``[nnz, C]``: log-probability of each observed label under each true class, some annotators at a time."""
-        rank, label, first = annotations.active_index, annotations.label, 0
+        index, label, first = annotations.active_index, annotations.label, 0
         dtype = torch.promote_types(next(self.parameters()).dtype, torch.float32)
         rows = torch.empty(len(label), self.shape[1], dtype=dtype, device=label.device)
         for block in annotations.active_annotators.split(self._block()):
-            mine = ((rank >= first) & (rank < first + len(block))).nonzero().squeeze(1)
-            rows[mine] = self.matrices(block).log_softmax(-1)[rank[mine] - first, :, label[mine]]
+            mine = ((index >= first) & (index < first + len(block))).nonzero().squeeze(1)
+            rows[mine] = self.matrices(block).log_softmax(-1)[index[mine] - first, :, label[mine]]
             first += len(block)
         return rows
 
@@ -58,23 +59,17 @@ class BlockwiseConfusion(nn.Module):
 
 
 class LowRankConfusion(BlockwiseConfusion):
-    """A diagonal plus a matrix of low rank an annotator for the softmax link: ``W_r = diag(d_r) + U_r V_r``.
+    """A diagonal plus a matrix of low rank per annotator for the softmax link: ``W_r = diag(d_r) + U_r V_r``.
 
-    ``diagonal [R, min(C, K)]`` starts at ``scale``, ``left [R, C, rank]`` random (deviation
-    ``spread / √rank``), ``right [R, rank, K]`` at 0: W starts as ``scale`` times the (rectangular) identity. R (C + K)
-    (rank + 1) numbers at most instead of R C K, and no W is built for the scores of annotations.
+    Init: ``diagonal [R, min(C, K)]`` ``scale``, ``left [R, C, rank]`` random (deviation ``spread / √rank``), ``right
+    [R, rank, K]`` 0, so that W is ``scale`` times the (rectangular) identity. R (C + K) (rank + 1) numbers at most
+    instead of R C K, and no W is built for the scores of annotations.
     """
 
     def __init__(
-        self,
-        num_annotators: int,
-        num_classes: int,
-        num_labels: int,
-        *,
-        rank: int,
-        scale: float = 1.0,
-        spread: float = 1.0,
-    ) -> None:
+        self, num_annotators: int, num_classes: int, num_labels: int, *,
+        rank: int, scale: float = 1.0, spread: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.scale, self.spread = scale, spread
         self.diagonal = nn.Parameter(torch.empty(num_annotators, min(num_classes, num_labels)))
@@ -83,7 +78,7 @@ class LowRankConfusion(BlockwiseConfusion):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to a start."""
+        """Sets the parameters to their init (another draw of it)."""
         with torch.no_grad():
             self.diagonal.fill_(self.scale)
             # at 0 like the other factor neither would get a gradient
@@ -157,19 +152,19 @@ class LowRankConfusion(BlockwiseConfusion):
         kept = d.shape[1]
         return F.pad(rows[..., :kept] * d.unsqueeze(1), (0, right.shape[2] - kept)) + (rows @ left) @ right
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
         return f"{self.shape}, rank={self.left.shape[2]}"
 
 
 class LowRankMixture(nn.Module):
-    """Row-stochastic matrix an annotator for the mixture link: a diagonal plus a mixture of ``rank`` distributions.
+    """Row-stochastic matrix per annotator for the mixture link: a diagonal plus a mixture of ``rank`` distributions.
 
     ``A_r[k, y] = a_r[k] 1[y = k] + (1 - a_r[k]) Σ_m s_r[k, m] b_r[m, y]``: an annotator who sees class k names it with
-    probability a; else one of ``rank`` habits answers, which k chooses. ``a`` is the sigmoid of ``diagonal
+    probability a; else one of ``rank`` response profiles answers, which k chooses. ``a`` is the sigmoid of ``diagonal
     [R, min(C, K)]`` (0 for a class that is no label), ``s`` the softmax over m of ``choice [R, rank, C]``, ``b`` the
-    softmax over y of ``habit [R, rank, K]``. Starts: a = 0.95, s uniform, habit normal of deviation 0.1 (equal habits
-    would stay equal). An annotation costs (C + K) rank, and no A is built.
+    softmax over y of ``profile [R, rank, K]``. Init: a = 0.95, s uniform, profiles normal of deviation 0.1 (equal
+    ones would stay equal). An annotation costs (C + K) rank, and no A is built.
     """
 
     START = 3.0
@@ -178,33 +173,33 @@ class LowRankMixture(nn.Module):
         super().__init__()
         self.diagonal = nn.Parameter(torch.empty(num_annotators, min(num_classes, num_labels)))
         self.choice = nn.Parameter(torch.empty(num_annotators, rank, num_classes))
-        self.habit = nn.Parameter(torch.empty(num_annotators, rank, num_labels))
+        self.profile = nn.Parameter(torch.empty(num_annotators, rank, num_labels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to a start."""
+        """Sets the parameters to their init (another draw of it)."""
         with torch.no_grad():
             self.diagonal.fill_(self.START)
             self.choice.zero_()
-            self.habit.normal_(std=0.1)
+            self.profile.normal_(std=0.1)
 
     def nll(self, log_probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
         """``-log Σ_k p_i[k] A_r[k, y]`` of each label, in log space: as `NormalizedConfusion.nll`."""
         dtype, annotator, order, label = log_probs.dtype, annotations.annotator, annotations.order, annotations.label
-        (_, kept), (_, rank, num_labels) = self.diagonal.shape, self.habit.shape
+        (_, kept), (_, rank, num_labels) = self.diagonal.shape, self.profile.shape
         log_p = gather_rows(log_probs, annotations.item, torch.arange(len(label), device=label.device))
         logit = gather_rows(self.diagonal.to(dtype), annotator, order)
         named = (log_p[:, :kept] + F.logsigmoid(logit)).gather(1, label.clamp(max=kept - 1).unsqueeze(1)).squeeze(1)
         named = named.where(label < kept, -torch.inf)
         rest = log_p + F.pad(F.logsigmoid(-logit), (0, log_p.shape[1] - kept))
-        # the habits are labels of a mixture of their own: log Σ_k p (1 - a) s of each, for each annotation
-        habits = -crowd_mixture_nll(
+        # the profiles are labels of a mixture of their own: log Σ_k p (1 - a) s of each, for each annotation
+        profiles = -crowd_mixture_nll(
             rest, self.choice, annotations.each_label(rank), normalization="softmax", reduction="none"
         )
-        rows = gather_rows(self.habit.to(dtype).flatten(1), annotator, order).view(-1, rank, num_labels)
+        rows = gather_rows(self.profile.to(dtype).flatten(1), annotator, order).view(-1, rank, num_labels)
         answers = rows.log_softmax(-1).gather(2, label.view(-1, 1, 1).expand(-1, rank, 1)).squeeze(2)
         # not logaddexp, whose second derivatives are NaN where one side is negligible
-        log_q = torch.cat([named.unsqueeze(1), habits.view(-1, rank) + answers], 1).logsumexp(1)
+        log_q = torch.cat([named.unsqueeze(1), profiles.view(-1, rank) + answers], 1).logsumexp(1)
         return reduce(-log_q, annotations, weight, reduction)
 
     def traces(self, annotators: Tensor | None = None) -> Tensor:
@@ -219,16 +214,16 @@ class LowRankMixture(nn.Module):
         cross = a * (mixed[:, :, :kept] * b[:, :, :kept]).sum(1)
         return a.square().sum(1) + 2 * cross.sum(1) + ((mixed @ mixed.mT) * (b @ b.mT)).sum((1, 2))
 
-    def gram(self, share: Tensor, annotators: Tensor | None = None) -> Tensor:
-        """Differentiable ``Σ_r share_r A_r A_rᵀ`` ``[C, C]`` of all, or of these annotators; no A is built."""
+    def gram(self, weights: Tensor, annotators: Tensor | None = None) -> Tensor:
+        """Differentiable ``Σ_r weights_r A_r A_rᵀ`` ``[C, C]`` of all, or of these annotators; no A is built."""
         a, s, b = self._activated(*(p if annotators is None else p[annotators] for p in self._parts()))
-        share, kept, num_classes = share.to(a.dtype), a.shape[1], s.shape[2]
+        weights, kept, num_classes = weights.to(a.dtype), a.shape[1], s.shape[2]
         a = F.pad(a, (0, num_classes - kept))
-        mixed = s * (1 - a).unsqueeze(1) * share[:, None, None]  # [R, rank, C], of A = diag(a) + mixedᵀ b / share
+        mixed = s * (1 - a).unsqueeze(1) * weights[:, None, None]  # [R, rank, C], of A = diag(a) + mixedᵀ b / weights
         named = a.unsqueeze(1) * F.pad(b[:, :, :kept], (0, num_classes - kept))
         half = mixed.flatten(0, 1).T @ named.flatten(0, 1)
         low = mixed.flatten(0, 1).T @ ((b @ b.mT) @ (s * (1 - a).unsqueeze(1))).flatten(0, 1)
-        return (share @ a.square()).diag() + half + half.T + low
+        return (weights @ a.square()).diag() + half + half.T + low
 
     def diagonals(self) -> Tensor:
         """``[R, min(C, K)]``: the diagonal of :meth:`probs`."""
@@ -245,9 +240,9 @@ class LowRankMixture(nn.Module):
     @torch.no_grad()
     def log_likelihoods(self, annotations: Annotations) -> Tensor:
         """``[nnz, C]``: log-probability of each observed label under each true class."""
-        diagonal, choice, habit = map(whole, self._parts())
+        diagonal, choice, profile = map(whole, self._parts())
         annotator, label, kept = annotations.annotator, annotations.label, diagonal.shape[1]
-        log_s, log_b = choice.log_softmax(1), habit.log_softmax(2)
+        log_s, log_b = choice.log_softmax(1), profile.log_softmax(2)
         rows = torch.full((len(label), choice.shape[2]), -torch.inf, dtype=choice.dtype, device=choice.device)
         for m in range(choice.shape[1]):
             rows = rows.logaddexp(log_s[annotator, m] + log_b[annotator, m, label].unsqueeze(1))
@@ -258,17 +253,17 @@ class LowRankMixture(nn.Module):
         return rows
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.diagonal, self.choice, self.habit
+        return self.diagonal, self.choice, self.profile
 
     @staticmethod
-    def _activated(diagonal: Tensor, choice: Tensor, habit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _activated(diagonal: Tensor, choice: Tensor, profile: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(diagonal.dtype, torch.float32)
-        return diagonal.to(dtype).sigmoid(), choice.to(dtype).softmax(1), habit.to(dtype).softmax(2)
+        return diagonal.to(dtype).sigmoid(), choice.to(dtype).softmax(1), profile.to(dtype).softmax(2)
 
     def _diagonals(self, *parts: Tensor) -> Tensor:
         a, s, b = self._activated(*parts)
         return a + (1 - a) * (s[:, :, : a.shape[1]] * b[:, :, : a.shape[1]]).sum(1)
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
-        return f"{(len(self.choice), self.choice.shape[2], self.habit.shape[2])}, rank={self.choice.shape[1]}"
+        return f"{(len(self.choice), self.choice.shape[2], self.profile.shape[2])}, rank={self.choice.shape[1]}"

@@ -1,11 +1,11 @@
-"""Two matrices an annotator, one after the other, as a module like those of :mod:`crowdnal.confusion`."""
+"""Two matrices per annotator, one after the other, as a module like those of :mod:`crowdnal.confusion`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
+from typing_extensions import override
 
 from crowdnal.confusion._full import FreeConfusion
 from crowdnal.confusion.low_rank import BlockwiseConfusion, LowRankConfusion
@@ -19,7 +19,7 @@ Hidden = Literal["linear", "softmax"]
 class StackedConfusion(BlockwiseConfusion):
     """Scores ``f(p V_r) W_r`` for the softmax link, f the identity or a softmax; V_r ``[C, C]``, W_r ``[C, K]``.
 
-    Both start at the identity. With a ``rank`` both are a diagonal plus a matrix of that rank
+    Both are initialised to the identity. With a ``rank`` both are a diagonal plus a matrix of that rank
     (:class:`LowRankConfusion`), and nothing larger than ``[nnz, C + K]`` is built for the loss.
     """
 
@@ -27,14 +27,9 @@ class StackedConfusion(BlockwiseConfusion):
     second: FreeConfusion | LowRankConfusion
 
     def __init__(
-        self,
-        num_annotators: int,
-        num_classes: int,
-        num_labels: int,
-        *,
-        hidden: Hidden = "linear",
-        rank: int | None = None,
-    ) -> None:
+        self, num_annotators: int, num_classes: int, num_labels: int, *,
+        hidden: Hidden = "linear", rank: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.hidden: Hidden = hidden
         self._shape = num_annotators, num_classes, num_labels
@@ -56,7 +51,7 @@ class StackedConfusion(BlockwiseConfusion):
         scores = self._activate(self.first.scores(probs, annotations))
         weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
         each: Reduction = "none" if reduction == "none" else "mean" if mean else "sum"
-        return self.second.nll(scores, _alone(annotations), weight, each)
+        return self.second.nll(scores, annotations.each_alone(), weight, each)
 
     def matrices(self, annotators: Tensor | slice) -> Tensor:
         """``[r, C, K]``, detached: the scores of these annotators if the classifier is certain of each class."""
@@ -65,14 +60,6 @@ class StackedConfusion(BlockwiseConfusion):
     def _activate(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1) if self.hidden == "softmax" else scores
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
         return f"hidden={self.hidden!r}"
-
-
-def _alone(annotations: Annotations) -> Annotations:
-    """The same annotations without weights, each on an item of its own."""
-    a, nnz = annotations, annotations.num_annotations
-    indptr = torch.arange(nnz + 1, device=a.device)
-    item = torch.arange(nnz, device=a.device)
-    return a._like(indptr, a.annotator, a.label, None, None, item, a.order, None, None)

@@ -1,48 +1,25 @@
-"""Items out of ``Annotations``, and several ``Annotations`` as one."""
+"""Items out of the fields of ``Annotations``, and several fields as one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from crowdnal.data._fields import Fields
 from crowdnal.data._validate import check_rows
-
-if TYPE_CHECKING:
-    from crowdnal.data.annotations import Annotations, Vocabulary
+from crowdnal.data._vocabulary import Vocabulary
 
 SAME_IDS = "read every split with the same annotators= and classes="
 
 
-def mark_dynamic(value: Any) -> None:
-    """``torch._dynamo.maybe_mark_dynamic(value, 0)`` of a tensor, without the second that its import takes.
-
-    Batches differ in nnz; unmarked, torch.compile would learn that by compiling twice.
-    """
-    if isinstance(value, Tensor):
-        value._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
-        value._has_dynamo_dim_marking = True  # type: ignore[attr-defined]
-
-
-def cached(a: Annotations, name: str, compute: Callable[[], Tensor]) -> Tensor:
-    """Compute a tensor once and keep it, except in a graph or a transform, which must leave nothing in its inputs."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return compute()
-    # A tensor made in inference mode could not be saved for a later backward pass.
-    with torch.inference_mode(False):
-        value = compute()
-    mark_dynamic(value)
-    setattr(a, name, value)
-    return value
-
-
-def pick(a: Annotations, index: Any) -> Annotations:
+def pick(a: Fields, index: Any) -> Fields:
     """Items by int, slice, list, integer tensor or boolean mask."""
-    size = a.num_items
+    size = a.indptr.shape[0] - 1
     if isinstance(index, Tensor) and index.ndim == 0:
         index = index.item()
     if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
@@ -54,22 +31,22 @@ def pick(a: Annotations, index: Any) -> Annotations:
         if step == 1:
             return span(a, start, max(start, stop))
         index = list(range(start, stop, step))
-    return take(a, check_rows(index, size).to(a.device))
+    return take(a, check_rows(index, size).to(a.indptr.device))
 
 
-def span(a: Annotations, start: int, stop: int) -> Annotations:
+def span(a: Fields, start: int, stop: int) -> Fields:
     """Items start to stop. Copies: a view would drag the whole data set along when it is pickled."""
     first, last = int(a.indptr[start]), int(a.indptr[stop])
     weight = None if a.weight is None else a.weight[first:last].clone()
     if a.item_id is None:
-        item_id = torch.arange(start, stop, device=a.device)
+        item_id = torch.arange(start, stop, device=a.indptr.device)
     else:
         item_id = a.item_id[start:stop].clone()
     indptr = a.indptr[start : stop + 1] - first
-    return a._like(indptr, a.annotator[first:last].clone(), a.label[first:last].clone(), weight, item_id)
+    return a.over(indptr, a.annotator[first:last].clone(), a.label[first:last].clone(), weight, item_id)
 
 
-def take(a: Annotations, rows: Tensor) -> Annotations:
+def take(a: Fields, rows: Tensor) -> Fields:
     """The items of these rows, in this order."""
     first = a.indptr[rows]
     counts = a.indptr[rows + 1] - first
@@ -78,31 +55,25 @@ def take(a: Annotations, rows: Tensor) -> Annotations:
     n += torch.arange(n.shape[0], device=n.device)
     weight = None if a.weight is None else a.weight[n]
     item_id = rows if a.item_id is None else a.item_id[rows]
-    return a._like(indptr, a.annotator[n], a.label[n], weight, item_id)
+    return a.over(indptr, a.annotator[n], a.label[n], weight, item_id)
 
 
-def select(a: Annotations, mask: Any) -> Annotations:
+def select(a: Fields, mask: Any) -> Fields:
     """The annotations where mask is true, with every item."""
-    mask = torch.as_tensor(mask, device=a.device)
+    wanted = f"mask must be boolean [{a.annotator.shape[0]}], one value per annotation"
+    try:
+        mask = torch.as_tensor(mask, device=a.indptr.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{wanted}; got {mask!r}") from None
     if mask.dtype != torch.bool or mask.shape != a.annotator.shape:
-        raise ValueError(
-            f"mask must be boolean [{a.num_annotations}], one value an annotation; got {mask.dtype} {list(mask.shape)}"
-        )
+        raise ValueError(f"{wanted}; got {mask.dtype} {list(mask.shape)}")
     indptr = torch.cat([a.indptr.new_zeros(1), mask.cumsum(0)])[a.indptr]
     weight = None if a.weight is None else a.weight[mask]
-    return a._like(indptr, a.annotator[mask], a.label[mask], weight, a.item_id)
+    return a.over(indptr, a.annotator[mask], a.label[mask], weight, a.item_id)
 
 
-def concat(pieces: Sequence[Annotations]) -> Annotations:
-    """All items of all pieces, in order, as one.
-
-    Pieces with the same annotator and class ids but other items get one vocabulary with the items of all.
-
-    Raises:
-        ValueError: if there is no piece, or pieces differ in R, K, annotator ids or class ids.
-    """
-    if len(pieces) == 0:
-        raise ValueError("pieces is empty; concat needs at least one Annotations")
+def concat(pieces: Sequence[Fields]) -> Fields:
+    """All items of all pieces, in order, as one; see :func:`crowdnal.concat`."""
     head = pieces[0]
     for p, piece in enumerate(pieces):
         if (piece.num_annotators, piece.num_classes) != (head.num_annotators, head.num_classes):
@@ -118,20 +89,19 @@ def concat(pieces: Sequence[Annotations]) -> Annotations:
     weight = None
     if any(piece.weight is not None for piece in pieces):
         weight = torch.cat(
-            [torch.ones(p.label.shape, device=p.device) if p.weight is None else p.weight for p in pieces]
+            [torch.ones(p.label.shape, device=p.label.device) if p.weight is None else p.weight for p in pieces]
         )
-    new = head._like(
+    both = head.over(
         torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
         torch.cat([piece.annotator for piece in pieces]),
         torch.cat([piece.label for piece in pieces]),
         weight,
         None if item_ids is None else torch.cat(item_ids),
     )
-    new.vocabulary = vocabulary
-    return new
+    return both._replace(vocabulary=vocabulary)
 
 
-def _merge_ids(pieces: Sequence[Annotations]) -> tuple[Vocabulary | None, list[Tensor] | None]:
+def _merge_ids(pieces: Sequence[Fields]) -> tuple[Vocabulary | None, list[Tensor] | None]:
     ids = [piece.item_id for piece in pieces if piece.item_id is not None]
     item_ids = ids if len(ids) == len(pieces) else None
     head = pieces[0].vocabulary
@@ -152,6 +122,8 @@ def _merge_ids(pieces: Sequence[Annotations]) -> tuple[Vocabulary | None, list[T
         if id(own) not in offset:
             offset[id(own)] = len(items)
             items.extend(own.items)
-        rows = torch.arange(piece.num_items, device=piece.device) if piece.item_id is None else piece.item_id
+        rows = piece.item_id
+        if rows is None:
+            rows = torch.arange(piece.indptr.shape[0] - 1, device=piece.indptr.device)
         shifted.append(rows + offset[id(own)])
     return None if head is None else replace(head, items=tuple(items)), shifted

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crowdnal.data._fields import Fields
+from crowdnal.data._vocabulary import Vocabulary
+
 
 def check_fields(
     indptr: Any,
@@ -18,17 +21,17 @@ def check_fields(
     weight: Any,
     item_id: Any,
     vocabulary: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The tensors of an ``Annotations`` as int64 (weight: float), or a ValueError that names the row."""
+) -> Fields:
+    """The fields of an ``Annotations``, tensors as int64 (weight: float), or a ValueError that names the row."""
     for name, size in (("num_annotators", num_annotators), ("num_classes", num_classes)):
-        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 0:
-            raise ValueError(f"{name} must be an integer, 0 or more; got {size!r}")
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or not 0 <= size < 2**63:
+            raise ValueError(f"{name} must be an integer, 0 or more (and below 2**63); got {size!r}")
     indptr = integers(indptr, "indptr")
     annotator = integers(annotator, "annotator")
     label = integers(label, "label")
     nnz = annotator.shape[0]
     if label.shape[0] != nnz:
-        raise ValueError(f"label has {label.shape[0]} entries, annotator {nnz}; both need one an annotation")
+        raise ValueError(f"label has {label.shape[0]} entries, annotator {nnz}; both need one per annotation")
     if indptr.shape[0] == 0:
         raise ValueError("indptr is empty; it has one entry more than there are items: [0] for none")
     if int(indptr[0]) != 0:
@@ -44,10 +47,13 @@ def check_fields(
     _check_range("annotator", annotator, num_annotators, indptr, label)
     _check_range("label", label, num_classes, indptr, annotator)
     if weight is not None:
-        weight = torch.as_tensor(weight)
+        try:
+            weight = torch.as_tensor(weight)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"weight must be real numbers, one value per annotation; got {weight!r}") from None
         if weight.shape != (nnz,) or weight.is_complex():
             raise ValueError(
-                f"weight must be real, [{nnz}], one value an annotation; got {weight.dtype} {list(weight.shape)}"
+                f"weight must be real, [{nnz}], one value per annotation; got {weight.dtype} {list(weight.shape)}"
             )
         weight = weight if weight.is_floating_point() else weight.float()
         bad = ~(torch.isfinite(weight) & (weight >= 0))
@@ -58,6 +64,8 @@ def check_fields(
                 f"{float(weight[n])}; weights are finite and not negative, 0 ignores an annotation"
             )
     rows = indptr.shape[0] - 1
+    if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
+        raise ValueError(f"vocabulary must be a crowdnal.Vocabulary, got {type(vocabulary).__name__}")
     if item_id is not None:
         item_id = integers(item_id, "item_id")
         if item_id.shape[0] != rows:
@@ -74,7 +82,8 @@ def check_fields(
     tensors = [t for t in (indptr, annotator, label, weight, item_id) if t is not None]
     if len({t.device for t in tensors}) > 1:
         raise ValueError("indptr, annotator, label, weight and item_id must be on one device")
-    return indptr, annotator, label, weight, item_id
+    sizes = int(num_annotators), int(num_classes)
+    return Fields(*sizes, indptr, annotator, label, weight, item_id, vocabulary)
 
 
 def _check_vocabulary(vocabulary: Any, num_annotators: int, num_classes: int, rows: int, all_items: bool) -> None:
@@ -140,7 +149,10 @@ def integers(values: Any, name: str) -> Tensor:
 
 def check_rows(index: Any, size: int) -> Tensor:
     """Row numbers from a list, array, integer tensor or boolean mask; negative ones count from the end."""
-    rows = torch.as_tensor(index)
+    try:
+        rows = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError):
+        raise IndexError(f"index items by integers, a slice or a mask, got {index!r}") from None
     if rows.numel() == 0 and rows.dtype != torch.bool:
         return torch.empty(0, dtype=torch.int64, device=rows.device)
     if rows.ndim != 1 or rows.is_floating_point() or rows.is_complex():

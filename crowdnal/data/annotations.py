@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import collate as _collate
@@ -13,13 +14,16 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from crowdnal._utils.extras import require
 from crowdnal.data import _readers, _select, _validate
-from crowdnal.data._select import cached, concat, mark_dynamic
-from crowdnal.data._vocabulary import Ids, Vocabulary, decode, restore_vocabulary
+from crowdnal.data._fields import Fields
+from crowdnal.data._files import Reading
+from crowdnal.data._labels import USUAL
+from crowdnal.data._long import Long
+from crowdnal.data._vocabulary import Ids, Vocabulary, decode
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Annotations", "Vocabulary", "as_annotations", "collate", "concat"]
+__all__ = ["Annotations", "as_annotations", "collate", "concat"]
 
 
 class Annotations:
@@ -67,66 +71,98 @@ class Annotations:
         item_id: Any = None,
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        tensors = _validate.check_fields(
-            indptr, annotator, label, num_annotators, num_classes, weight, item_id, vocabulary
+        self._fill(
+            _validate.check_fields(indptr, annotator, label, num_annotators, num_classes, weight, item_id, vocabulary)
         )
-        self._fill((int(num_annotators), int(num_classes)), vocabulary, *tensors)
 
-    def _fill(self, sizes: tuple[int, int], vocabulary: Vocabulary | None, *tensors: Any) -> None:
-        (self.num_annotators, self.num_classes), self.vocabulary = sizes, vocabulary
-        self.indptr, self.annotator, self.label, self.weight, self.item_id = tensors[:5]
-        self._item, self._order, self._active_annotators, self._active_index = tensors[5:] or (None,) * 4
+    def _fill(self, fields: Fields) -> None:
+        self.num_annotators, self.num_classes = fields.num_annotators, fields.num_classes
+        self.indptr, self.annotator, self.label = fields.indptr, fields.annotator, fields.label
+        self.weight, self.item_id, self.vocabulary = fields.weight, fields.item_id, fields.vocabulary
+        self._item, self._order = fields.item, fields.order
+        self._active_annotators, self._active_index = fields.active_annotators, fields.active_index
         if not torch.compiler.is_compiling():
-            for tensor in tensors:
-                mark_dynamic(tensor)
+            for value in fields:
+                _mark_dynamic(value)
 
-    def _like(self, *tensors: Tensor | None) -> Annotations:
-        """The same R, K and ids over other tensors, trusted as they are: no value is read."""
-        new = object.__new__(type(self))
-        new._fill((self.num_annotators, self.num_classes), self.vocabulary, *tensors)
+    @classmethod
+    def trusted(cls, fields: Fields) -> Self:
+        """Annotations of fields that are known to be right: no value is read."""
+        new = object.__new__(cls)
+        new._fill(fields)
         return new
+
+    @property
+    def fields(self) -> Fields:
+        """Everything it holds, as one named tuple."""
+        return Fields(
+            num_annotators=self.num_annotators,
+            num_classes=self.num_classes,
+            indptr=self.indptr,
+            annotator=self.annotator,
+            label=self.label,
+            weight=self.weight,
+            item_id=self.item_id,
+            vocabulary=self.vocabulary,
+            item=self._item,
+            order=self._order,
+            active_annotators=self._active_annotators,
+            active_index=self._active_index,
+        )
 
     # Reading
 
     @classmethod
     def from_long(
         cls,
-        data: pandas.DataFrame | Mapping[str, Any] | str | PathLike[str],
+        data: pandas.DataFrame | Mapping[Any, Any] | Sequence[Mapping[str, Any]] | str | PathLike[str],
         *,
         task: str = "task",
         worker: str = "worker",
-        label: str = "label",
+        label: str | Mapping[str, float] = "label",
         weight: str | None = None,
+        probabilities: Sequence[str] | None = None,
+        last: str | bool = False,
         items: Ids = None,
         annotators: Ids = None,
         classes: Ids = None,
-        missing: Any = (),
-    ) -> Annotations:
-        """Read one annotation a row.
+        unsure: Any = (),
+        missing: Any = USUAL,
+    ) -> Self:
+        """Read one answer a row.
 
-        Ids may be anything hashable and are kept in ``vocabulary``. A row whose label is missing (NaN,
-        None, pd.NA, or one of ``missing``) gives no annotation; its task and worker still count. In a CSV
-        file an empty field, ``NaN``, ``nan``, ``NA`` and ``<NA>`` are missing.
+        Ids may be anything hashable and are kept in ``vocabulary``; those of a file are text, as written. A row whose
+        label is missing gives no annotation; its task and worker still count. Labels of a file are numbers if all of
+        them are, after missing ones are out.
 
         Args:
-            data: DataFrame, path of a CSV file, or mapping of columns.
+            data: DataFrame (pandas, polars, Arrow), mapping of columns, structured array, list of records,
+                ``{item: {annotator: label}}``, or the path of a file (see :meth:`read`).
             task: column of the item.
             worker: column of the annotator.
-            label: column of the label.
-            weight: column of the weight, finite and not negative.
+            label: column of the label; or, where there is a second choice, what a label in each of several columns
+                counts: ``{"first": 1.0, "second": 0.5}``.
+            weight: column of the weight, such as a confidence: finite and not negative.
+            probabilities: instead of ``label``, a column per class: each class with a probability above 0 becomes a
+                label of that weight. ``classes`` names the columns otherwise.
+            last: column of the time (numbers or dates): of several answers of a worker to a task, the last counts.
+                True goes by the order of the rows; False keeps all.
             items: ids of the items in the order wanted, with or without annotations; an int n means
                 ``range(n)``, here and below. Default: those found, in order of first appearance.
             annotators: ids of all annotators, so that R is the same over several splits. Default: those
-                found, sorted (in order of first appearance where they cannot be compared).
-            classes: ids of all classes. Default: those found, sorted.
-            missing: label or labels that mean "not annotated".
+                found, in natural order (w9 before w10), or in that of an ordered or rearranged categorical.
+            classes: ids of all classes. Default: those found, in that order too. Where they are names, a file may also
+                number them from 0.
+            unsure: label or labels that are answers but no classes: they come last, so that K > C.
+            missing: label or labels that mean "not annotated", as number or text. Default: None, NaN and pd.NA, and in
+                a file empty cells and words such as NA, null and None, which those given here add to; ``()`` means
+                that in a file only empty cells are missing.
 
         Raises:
-            ValueError: for an unknown or missing id, naming the row (the first is 0).
+            ValueError: for an unknown or missing id, naming the row (the first is 0), or the line of a file.
         """
-        new, columns = object.__new__(cls), (task, worker, label, weight)
-        new._fill(*_readers.read_long(data, columns, items, annotators, classes, missing))
-        return new
+        want = Long(task, worker, label, weight, probabilities, last, unsure, missing, classes)
+        return cls.trusted(_readers.long_fields(data, want, items, annotators))
 
     @classmethod
     def from_dense(
@@ -134,20 +170,19 @@ class Annotations:
         matrix: Any,
         *,
         num_classes: int | None = None,
-        missing: Any = -1,
+        missing: Any = USUAL,
         items: Ids = None,
         annotators: Ids = None,
         classes: Ids = None,
-    ) -> Annotations:
+    ) -> Self:
         """Read a matrix ``[N, R]`` of labels.
 
-        NaN, None and pd.NA are always missing; ``missing`` adds one value or several, None adds nothing
-        (-1 can then be a class).
-
         Args:
-            matrix: tensor, array, nested list, or DataFrame: its index and columns are the ids.
+            matrix: tensor, array (also masked), nested list, DataFrame (its index and columns are the ids), or the
+                path of a file with a row per item.
             num_classes: K; labels are 0 to K-1 as they stand. Default: those found are sorted and numbered.
-            missing: label or labels that mean "not annotated".
+            missing: label or labels that mean "not annotated", beside NaN, None and pd.NA. Default: -1, unless the
+                matrix has NaN or the like, so that -1 can be a class; None or ``()``: nothing more.
             items: ids of the rows; for a DataFrame the items wanted, found by id.
             annotators: ids of the columns; for a DataFrame all annotators, found by id.
             classes: ids of all classes, instead of ``num_classes``.
@@ -155,9 +190,62 @@ class Annotations:
         Raises:
             ValueError: for a label outside the classes, naming row and column (the first is 0).
         """
-        new = object.__new__(cls)
-        new._fill(*_readers.read_dense(matrix, num_classes, missing, items, annotators, classes))
-        return new
+        return cls.trusted(_readers.dense_fields(matrix, num_classes, missing, items, annotators, classes))
+
+    @classmethod
+    def read(
+        cls,
+        path: str | PathLike[str],
+        *,
+        format: str | None = None,
+        columns: Sequence[str] | None = None,
+        separator: str | None = None,
+        encoding: str | None = None,
+        progress: Callable[[int], None] | None = None,
+        task: str = "task",
+        worker: str = "worker",
+        label: str | Mapping[str, float] = "label",
+        weight: str | None = None,
+        probabilities: Sequence[str] | None = None,
+        last: str | bool = False,
+        items: Ids = None,
+        annotators: Ids = None,
+        classes: Ids = None,
+        unsure: Any = (),
+        missing: Any = USUAL,
+    ) -> Self:
+        """Read a file: delimited text (also packed), Parquet, Arrow, JSON, JSON lines, ``.npy``, or a tool's export.
+
+        What it is and how it is encoded is seen from its content, not its name. Rows of text may end early (the rest
+        is empty) and repeat the header (left out).
+
+        Args:
+            path: of the file.
+            format: ``"long"``, ``"dense"``, or a name of ``crowdnal.data.formats``. Default: long if the columns are
+                there, dense if the cells look like labels; an export is proposed, never guessed.
+            columns: names of all columns, for a file without a header.
+            separator: between cells. Default: that under which the first line has the names, or the most regular.
+            encoding: of text. Default: by its mark, else UTF-8.
+            progress: called with the number of characters read so far.
+            task: this and all that follow as for :meth:`from_long`; for a matrix ``items``, ``annotators``,
+                ``classes``, ``unsure`` and ``missing`` as for :meth:`from_dense`.
+            worker: see there.
+            label: see there.
+            weight: see there.
+            probabilities: see there.
+            last: see there.
+            items: see there.
+            annotators: see there.
+            classes: see there.
+            unsure: see there.
+            missing: see there.
+
+        Raises:
+            ValueError: naming the file, the line and the fix.
+        """
+        want = Long(task, worker, label, weight, probabilities, last, unsure, missing, classes)
+        how = Reading(format, columns, separator, encoding, progress)
+        return cls.trusted(_readers.file_fields(path, how, want, items, annotators))
 
     @classmethod
     def from_label_matrix(cls, matrix: Any, *, num_classes: int, abstain: Any = -1) -> Annotations:
@@ -186,6 +274,8 @@ class Annotations:
         Raises:
             ValueError: if an annotator labelled an item twice: a matrix holds one label.
         """
+        if not isinstance(missing, (int, np.integer)):
+            raise ValueError(f"missing must be an integer, as the labels of the matrix are; got {missing!r}")
         cell = self.item * self.num_annotators + self.annotator
         ordered, n = torch.sort(cell, stable=True)
         repeated = ordered.diff() == 0
@@ -256,14 +346,14 @@ class Annotations:
         if self._item is not None:
             return self._item
         rows, nnz = torch.arange(self.num_items, device=self.device), self.num_annotations
-        return cached(self, "_item", lambda: torch.repeat_interleave(rows, self.counts, output_size=nnz))
+        return self._cached("_item", lambda: torch.repeat_interleave(rows, self.counts, output_size=nnz))
 
     @property
     def order(self) -> Tensor:
         """``[nnz]`` annotations by annotator, stable (cached)."""
         if self._order is not None:
             return self._order
-        return cached(self, "_order", lambda: torch.argsort(self.annotator, stable=True))
+        return self._cached("_order", lambda: torch.argsort(self.annotator, stable=True))
 
     @property
     def active_annotators(self) -> Tensor:
@@ -273,14 +363,14 @@ class Annotations:
         """
         if self._active_annotators is not None:
             return self._active_annotators
-        return cached(self, "_active_annotators", lambda: torch.unique_consecutive(self.annotator[self.order]))
+        return self._cached("_active_annotators", lambda: torch.unique_consecutive(self.annotator[self.order]))
 
     @property
     def active_index(self) -> Tensor:
         """``[nnz]`` position of each annotation's annotator in ``active_annotators`` (cached)."""
         if self._active_index is not None:
             return self._active_index
-        return cached(self, "_active_index", lambda: torch.searchsorted(self.active_annotators, self.annotator))
+        return self._cached("_active_index", lambda: torch.searchsorted(self.active_annotators, self.annotator))
 
     def prepare(self, active: bool = False) -> Annotations:
         """Compute what is cached (in a data loader's worker, say); returns self.
@@ -297,25 +387,20 @@ class Annotations:
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Annotations:
         """The annotations, and what is cached, on another device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self.trusted(self.fields.map(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> Annotations:
         """In page-locked memory, for copies beside a GPU's work; self where there is no GPU."""
         if not torch.cuda.is_available() or self.device.type != "cpu":
             return self
-        return self._map(Tensor.pin_memory)
-
-    def _map(self, move: Callable[[Tensor], Tensor]) -> Annotations:
-        given = (self.indptr, self.annotator, self.label, self.weight, self.item_id)
-        cached = (self._item, self._order, self._active_annotators, self._active_index)
-        return self._like(*(None if tensor is None else move(tensor) for tensor in given + cached))
+        return self.trusted(self.fields.map(Tensor.pin_memory))
 
     def __getitem__(self, index: Any) -> Annotations:
         """Copies of items, by int, slice, list, integer tensor or boolean mask; ``item_id`` follows.
 
         On a GPU this waits for the device, which alone knows nnz: index on the CPU, then move.
         """
-        return _select.pick(self, index)
+        return self.trusted(_select.pick(self.fields, index))
 
     def __iter__(self) -> Iterator[Annotations]:
         return (self[i] for i in range(self.num_items))
@@ -329,26 +414,54 @@ class Annotations:
 
     def given_by(self, annotator: Tensor, num_annotators: int, order: Tensor | None = None) -> Annotations:
         """The same labels from ``annotator [nnz]`` (values below ``num_annotators``, and ``order``, trusted)."""
-        new = object.__new__(type(self))
-        given = (self.indptr, annotator, self.label, self.weight, self.item_id)
-        new._fill((num_annotators, self.num_classes), None, *given, self._item, order, None, None)
-        return new
+        return self.trusted(
+            Fields(
+                num_annotators=num_annotators,
+                num_classes=self.num_classes,
+                indptr=self.indptr,
+                annotator=annotator,
+                label=self.label,
+                weight=self.weight,
+                item_id=self.item_id,
+                item=self._item,
+                order=order,
+            )
+        )
+
+    def each_alone(self) -> Annotations:
+        """Every annotation on an item of its own, without weights and ids."""
+        return self.trusted(
+            Fields(
+                num_annotators=self.num_annotators,
+                num_classes=self.num_classes,
+                indptr=torch.arange(self.num_annotations + 1, device=self.device),
+                annotator=self.annotator,
+                label=self.label,
+                item=torch.arange(self.num_annotations, device=self.device),
+                order=self.order,
+            )
+        )
 
     def each_label(self, num_labels: int) -> Annotations:
         """Every annotation as an item that its annotator gives every label of ``num_labels``, in order; no weights."""
         nnz, device = self.num_annotations, self.device
         step = torch.arange(num_labels, device=device)
         order = (self.order.unsqueeze(1) * num_labels + step).flatten()
-        item = torch.arange(nnz, device=device).repeat_interleave(num_labels)
-        new = object.__new__(type(self))
-        given = (self.annotator.repeat_interleave(num_labels), step.repeat(nnz), None, None)
-        indptr = torch.arange(nnz + 1, device=device) * num_labels
-        new._fill((self.num_annotators, num_labels), None, indptr, *given, item, order, None, None)
-        return new
+        return self.trusted(
+            Fields(
+                num_annotators=self.num_annotators,
+                num_classes=num_labels,
+                indptr=torch.arange(nnz + 1, device=device) * num_labels,
+                annotator=self.annotator.repeat_interleave(num_labels),
+                label=step.repeat(nnz),
+                item=torch.arange(nnz, device=device).repeat_interleave(num_labels),
+                order=order,
+            )
+        )
 
     def select(self, mask: Any) -> Annotations:
         """The annotations where ``mask [nnz]`` is true, with every item."""
-        return _select.select(self, mask)
+        return self.trusted(_select.select(self.fields, mask))
 
     def __getstate__(self) -> dict[str, Any]:
         # Compile marks are attributes of the tensor object, and detach() leaves them behind.
@@ -357,7 +470,44 @@ class Annotations:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         for value in state.values():
-            mark_dynamic(value)
+            _mark_dynamic(value)
+
+    def _cached(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Compute a tensor once and keep it, except in a graph or a transform, which must leave its inputs alone."""
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return compute()
+        # A tensor made in inference mode could not be saved for a later backward pass.
+        with torch.inference_mode(False):
+            value = compute()
+        _mark_dynamic(value)
+        setattr(self, name, value)
+        return value
+
+
+def _mark_dynamic(value: Any) -> None:
+    """``torch._dynamo.maybe_mark_dynamic(value, 0)`` of a tensor, without the second that its import takes.
+
+    Batches differ in nnz; unmarked, torch.compile would learn that by compiling twice.
+    """
+    if isinstance(value, Tensor):
+        value._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
+        value._has_dynamo_dim_marking = True  # type: ignore[attr-defined]
+
+
+def concat(pieces: Sequence[Annotations]) -> Annotations:
+    """All items of all pieces, in order, as one.
+
+    Pieces with the same annotator and class ids but other items get one vocabulary with the items of all.
+
+    Raises:
+        ValueError: if there is no piece, or pieces differ in R, K, annotator ids or class ids.
+    """
+    if len(pieces) == 0:
+        raise ValueError("pieces is empty; concat needs at least one Annotations")
+    for p, piece in enumerate(pieces):
+        if not isinstance(piece, Annotations):
+            raise ValueError(f"pieces[{p}] is {type(piece).__name__}; concat joins Annotations")
+    return pieces[0].trusted(_select.concat([piece.fields for piece in pieces]))
 
 
 def _collate_annotations(batch: Sequence[Annotations], *, collate_fn_map: Any = None) -> Annotations:
@@ -396,4 +546,6 @@ def as_annotations(
     return new
 
 
-torch.serialization.add_safe_globals([Annotations, restore_vocabulary])
+# The path that a pickle keeps, whatever the file is called.
+Annotations.__module__ = "crowdnal.data"
+torch.serialization.add_safe_globals([Annotations])

@@ -18,7 +18,7 @@ from crowdnal.functional._autograd._function import (
 )
 from crowdnal.functional._autograd.pair_confusion import PairConfusion
 from crowdnal.functional.segments import annotation_weight, sum_by_item
-from crowdnal.reference import compute_dtype
+from crowdnal.reference import NONE, compute_dtype
 
 __all__ = [
     "em_step",
@@ -27,6 +27,7 @@ __all__ = [
     "mix",
     "mix_annotators",
     "mix_items",
+    "mixture_step",
     "pair_confusion",
     "segment_sum",
 ]
@@ -206,3 +207,13 @@ def em_step(
     a = annotations
     order = a.order if a.annotator.is_cuda else None
     return torch.ops.crowdnal.em_step(log_prior, log_confusion, weight, a.indptr, a.annotator, order, a.label)
+
+
+def mixture_step(log_probs: Tensor, log_confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Tensor]:
+    """E-step of the mixture link: each label's -log sum_k p_i[k] A_r[k, y] [nnz] and its class posterior [nnz, C].
+
+    Without gradients. log_confusion [R, K, C] holds log A, **observed label outermost**, in the dtype of log_probs.
+    """
+    arguments = (log_probs, log_confusion.contiguous(), None, *index_of(annotations), annotations.label)
+    _, nll, posterior, _ = torch.ops.crowdnal.mixture_link(*arguments, NONE, False)
+    return nll, posterior

@@ -16,6 +16,7 @@ from crowdnal.reference import compute_dtype
 __all__ = [
     "Index",
     "annotation_weight",
+    "distinct",
     "finite",
     "gather_rows",
     "index_of",
@@ -59,6 +60,17 @@ def gather_rows(table: Tensor, key: Tensor, order: Tensor) -> Tensor:
 def scatter_rows(values: Tensor, key: Tensor, order: Tensor, num_rows: int) -> Tensor:
     """Adjoint of `gather_rows`: [G, D], row g the sum of values [nnz, D] whose key is g."""
     return mix_annotators(values.new_ones(key.shape[0], 1), values, _rows(key, order), num_rows).squeeze(1)
+
+
+def distinct(key: Tensor, order: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """Each of the keys [nnz], below num_keys, once: values [min(nnz, num_keys)] in order, and the slot [nnz] of each.
+
+    Slots that are not in use hold 0: no shape depends on values, so that nothing waits for a device.
+    """
+    ordered = key[order]
+    ordered_slot = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).cumsum(0)])
+    values = ordered.new_zeros(min(len(ordered), num_keys)).scatter(0, ordered_slot, ordered)
+    return values, torch.empty_like(ordered_slot).scatter(0, order, ordered_slot)
 
 
 def sum_by_item(values: Tensor, index: Sequence[Tensor]) -> Tensor:

@@ -5,55 +5,45 @@ Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, I
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Unpack
 
 from torch import Tensor
 
-from crowdnal.data import Annotations
-from crowdnal.functional import Reduction
+from crowdnal.objectives._bases.base import ObjectiveOptions
+from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.targets import reduce_items
+from crowdnal.objectives._registry import register
 from crowdnal.objectives.majority import MajorityVote
 
 
+@register("soft-bootstrap", link="cross-entropy with the votes and p itself", source="Reed et al. 2015")
 class SoftBootstrap(MajorityVote):
     """Cross-entropy against ``beta`` times the vote plus ``1 - beta`` times the classifier's own probabilities.
 
     The gradient goes through both, so that the loss is ``beta · CE(vote, p) + (1 - beta) · H(p)``: as the paper says,
-    entropy is minimised beside a lighter vote. The paper knows one label an item; here it is the distribution of the
+    entropy is minimised beside a lighter vote. The paper knows one label per item; here it is the distribution of the
     item's votes. Tanno et al. (2019) compare with it at 0.95 on the majority vote (``soft=False``). Everything else is
     as in :class:`MajorityVote`; items without labels give 0.
 
     Args:
-        beta: share of the vote, in (0, 1]; 1 is :class:`SoftMajorityVote`. The paper and the comparison use 0.95.
+        beta: weight of the vote, in (0, 1]; 1 is :class:`SoftMajorityVote`. The paper and the comparison use 0.95.
         soft: the vote as a distribution (default) or its winner.
     """
 
-    name: ClassVar[str] = "soft-bootstrap"
-
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        beta: float = 0.95,
-        soft: bool = True,
-    ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction, soft=soft)
+        self, num_classes: int, num_annotators: int, *,
+        beta: float = 0.95, soft: bool = True, **common: Unpack[ObjectiveOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, soft=soft, **common)
         if not 0 < beta <= 1:
-            raise ValueError(f"beta={beta!r} must be above 0 and at most 1: the share of the vote in the target")
+            raise ValueError(f"beta={beta!r} must be above 0 and at most 1: the weight of the vote in the target")
         self.beta = beta
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        vote = self.targets(annotations, logits.dtype)
-        log_p = logits.log_softmax(-1)
+    def _loss(self, batch: Batch) -> Tensor:
+        vote = self.targets(batch.annotations, batch.logits.dtype)
+        log_p = batch.logits.log_softmax(-1)
         targets = self.beta * vote + (1 - self.beta) * log_p.exp()
-        labelled = (vote > 0).any(-1, keepdim=True)
-        # a class of probability 0 has no share in the entropy, though its log may be infinite
-        loss = -(targets * log_p).where(labelled & (targets > 0), 0.0).sum(-1)
-        return reduce_items(loss, vote, self.reduction)
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, beta={self.beta}"
+        labelled = (vote > 0).any(-1)
+        # a class of probability 0 adds nothing to the entropy, though its log may be infinite
+        loss = -(targets * log_p).where(labelled.unsqueeze(1) & (targets > 0), 0.0).sum(-1)
+        return reduce_items(loss, labelled, batch.reduction)

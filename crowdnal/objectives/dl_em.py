@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from crowdnal._utils.distributed import num_processes, sum_over_processes
-from crowdnal.aggregation import FLOOR, possible, pseudo_counts_of
+from crowdnal.aggregation.em import FLOOR, possible, pseudo_counts_of
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction, crowd_posterior, label_counts
+from crowdnal.functional import crowd_posterior, label_counts
 from crowdnal.objectives._bases.base import Predict
-from crowdnal.objectives._bases.counted import CountedObjective
+from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.closed_form import ClosedFormObjective, KnownOptions
 from crowdnal.objectives._bases.targets import target_cross_entropy
+from crowdnal.objectives._registry import register
 
 
-class DLEM(CountedObjective):
+@register("dl-em", link="EM: posterior ∝ p Π A_r, then p and A_r in closed form", source="Raykar et al. 2010, AggNet")
+class DLEM(ClosedFormObjective):
     """EM: the posterior of each item given classifier and annotations, then classifier and confusions given it.
 
     The E-step, over the whole training set before an epoch, is ``q_i[k] ∝ p_i[k] Π_n A_r[k, y_n]``; the M-step is
@@ -27,8 +31,8 @@ class DLEM(CountedObjective):
     Pereira (2018) and Mena & Ñanculef (2019). With an M-step that maximises, the likelihood (plus the pseudo-counts'
     log-density) never falls: ``history``.
 
-    The papers count without pseudo-counts (Raykar et al. offer a Beta prior); 0.1 a cell keeps what an annotator never
-    did from being impossible.
+    The papers count without pseudo-counts (Raykar et al. offer a Beta prior); 0.1 per cell keeps what an annotator
+    never did from being impossible.
 
     ``incremental=True`` needs no hooks and stores nothing by item: each training batch makes the E-step of its own
     items and adds their counts to running ones, ``counts = decay · counts + batch's`` (online EM, Cappé & Moulines
@@ -36,57 +40,32 @@ class DLEM(CountedObjective):
 
     Args:
         epochs_per_round: epochs of a round's M-step.
-        smoothing: pseudo-count added to every cell of every confusion.
-        gold: ``[N]`` integers, known true classes of the training set, -1 where unknown. They hold throughout.
-        initial_confusion: ``[R, C, K]``, **start only**: the first targets are an E-step with it (and every class
-            equally probable) instead of the votes. It alone allows C != K.
-        confusion_prior: ``[C, K]`` or ``[R, C, K]`` pseudo-counts, **held** in every M-step (a Dirichlet prior with
-            these numbers plus 1).
         incremental: see above; without it ``on_train_start`` and ``on_epoch_start`` are needed.
-        decay: of the running counts a batch, at least 0 and below 1; 0.99 remembers about 100 batches.
+        decay: of the running counts per batch, at least 0 and below 1; 0.99 remembers about 100 batches.
     """
 
-    name: ClassVar[str] = "dl-em"
     running: Tensor
 
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        epochs_per_round: int = 1,
-        smoothing: float = 0.1,
-        gold: Tensor | None = None,
-        initial_confusion: Tensor | None = None,
-        confusion_prior: Tensor | None = None,
-        incremental: bool = False,
-        decay: float = 0.99,
-    ) -> None:
-        super().__init__(
-            num_classes,
-            num_annotators,
-            num_labels=num_labels,
-            reduction=reduction,
-            epochs_per_round=epochs_per_round,
-            smoothing=smoothing,
-            gold=gold,
-            initial_confusion=initial_confusion,
-            confusion_prior=confusion_prior,
-        )
+        self, num_classes: int, num_annotators: int, *,
+        incremental: bool = False, decay: float = 0.99, epochs_per_round: int = 1, smoothing: float = 0.1,
+        **known: Unpack[KnownOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, epochs_per_round=epochs_per_round, smoothing=smoothing, **known)
         if not 0 <= decay < 1:
-            raise ValueError(f"decay={decay!r} must be at least 0 and below 1: the share of the counts that stays")
+            raise ValueError(f"decay={decay!r} must be at least 0 and below 1: the part of the counts that stays")
         self.incremental = incremental
         self.decay = decay
-        # a label a class and annotator in the shape of the start, which the first batches replace
+        # a label per class and annotator in the shape of the init, which the first batches replace
         self.register_buffer("running", self.log_confusion.exp() if incremental else None)
 
+    @override
     def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
         """Makes the first targets; nothing where ``incremental``."""
         if not self.incremental:
             super().on_train_start(annotations, predict)
 
+    @override
     def on_train_resume(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
         """Goes on with the targets of a checkpoint; nothing where ``incremental``."""
         if not self.incremental:
@@ -95,14 +74,16 @@ class DLEM(CountedObjective):
     def _due(self, epoch: int) -> bool:
         return not self.incremental and super()._due(epoch)
 
-    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        likelihood, counts = self._expect(logits.double().log_softmax(-1), self.log_confusion, annotations)
+    def _round(self, batch: Batch) -> Tensor:
+        log_prior = batch.logits.double().log_softmax(-1)
+        likelihood, counts = self._expect(log_prior, self.log_confusion, batch.annotations)
         self._count(counts)
         return likelihood
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
         if not self.incremental:
-            return super()._loss(logits, annotations, features)
+            return super()._loss(batch)
+        logits, annotations = batch.logits, batch.annotations
         with torch.no_grad():
             log_prior = logits.detach().log_softmax(-1)
             if self.gold is not None:
@@ -113,8 +94,8 @@ class DLEM(CountedObjective):
                 counts = sum_over_processes(label_counts(targets, annotations))
                 self.running.mul_(self.decay).add_(counts)
                 self._follow()
-        counted = self._informed(annotations).unsqueeze(1)
-        return target_cross_entropy(logits, targets.where(counted, 0.0), self.reduction)
+        informed = self._informed(annotations).unsqueeze(1)
+        return target_cross_entropy(logits, targets.where(informed, 0.0), batch.reduction)
 
     def _follow(self) -> None:
         """The confusions of the running counts, of all annotators: in a few passes, as every batch does it."""
@@ -122,8 +103,3 @@ class DLEM(CountedObjective):
         counts = self.running if pseudo_counts is None else self.running + pseudo_counts
         counts = counts.clamp(min=FLOOR)
         self.log_confusion.copy_(counts.log() - counts.sum(1, keepdim=True).log())
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        how = f", incremental=True, decay={self.decay}" if self.incremental else ""
-        return f"{super().extra_repr()}{how}"

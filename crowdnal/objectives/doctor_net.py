@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, get_args
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from crowdnal.data import Annotations
-from crowdnal.functional import Reduction, crowd_cross_entropy
-from crowdnal.objectives._bases.base import Objective
+from crowdnal._utils.options import check_choice, check_integer
+from crowdnal.functional import crowd_cross_entropy
+from crowdnal.objectives._bases.base import Objective, ObjectiveOptions
+from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.blocks import logsumexp_in_blocks
+from crowdnal.objectives._registry import register
 
 Heads = Literal["separate", "residual"]
 
@@ -19,11 +22,19 @@ _BLOCK = 4096  # scores (annotators times labels) of an item that are there at a
 _ITEMS = 4096  # items of which they are
 
 
+class DoctorNetOptions(ObjectiveOptions, total=False):
+    """Those of :class:`DoctorNet`."""
+
+    feature_dim: int | None
+    heads: Heads
+
+
+@register("doctor-net", link="a head per annotator on shared features, predictions averaged", source="Guan et al. 2018")
 class DoctorNet(Objective):
     """Cross-entropy of each label against its annotator's own softmax head on shared features; predict their mean.
 
-    Every annotator counts the same in the mean, however much they label. Training costs one head an annotation;
-    predicting one head an annotator and item, in blocks. The prediction is not the classifier's:
+    Every annotator counts the same in the mean, however much they label. Training costs one head per annotation;
+    predicting one per annotator and item, in blocks. The prediction is not the classifier's:
     :meth:`predict` makes it from features, and ``CrowdModel(images)`` and ``crowdnal train`` use it. The heads do not
     model confusions.
 
@@ -31,28 +42,20 @@ class DoctorNet(Objective):
         feature_dim: D, length of the features; None: ``crowdnal.attach`` and ``crowdnal train`` find it.
         heads: ``"separate"`` (the paper): linear layers, drawn as `torch.nn.Linear` is. The classifier's own last
             layer is then neither used nor trained. ``"residual"``: what a head adds to the classifier's logits,
-            started at 0. The same heads can be reached, the classifier learns what they share, and without the
+            initialised to 0. The same heads can be reached, the classifier learns what they share, and without the
             objective the backbone is a classifier still.
     """
 
-    name: ClassVar[str] = "doctor-net"
     needs_features = True
     models_annotators = False
 
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        feature_dim: int | None = None,
-        heads: Heads = "separate",
-    ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
-        self._needs_square(type(self).__name__)
-        if heads not in get_args(Heads):
-            raise ValueError(f"heads={heads!r} is unknown: use one of {', '.join(get_args(Heads))}")
+        self, num_classes: int, num_annotators: int, *,
+        feature_dim: int | None = None, heads: Heads = "separate", **common: Unpack[ObjectiveOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, **common)
+        self.require_square(type(self).__name__)
+        check_choice(Heads, heads=heads)
         self.heads: Heads = heads
         self.feature_dim: int | None = None
         self.weight: nn.Parameter | None
@@ -60,10 +63,10 @@ class DoctorNet(Objective):
         if feature_dim is not None:
             self.set_feature_dim(feature_dim)
 
+    @override
     def set_feature_dim(self, feature_dim: int) -> None:
         """Makes the heads: ``weight [R, D + 1, C]``, the last row of each is its bias."""
-        if isinstance(feature_dim, bool) or not isinstance(feature_dim, int) or feature_dim < 1:
-            raise ValueError(f"feature_dim={feature_dim!r} must be a positive integer")
+        check_integer(1, feature_dim=feature_dim)
         if self.feature_dim not in (None, feature_dim):
             raise ValueError(f"the features have length {feature_dim}, but feature_dim={self.feature_dim} was given")
         if self.feature_dim is not None:
@@ -74,11 +77,12 @@ class DoctorNet(Objective):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the start."""
+        """Draws the heads anew."""
         if self.weight is not None and self.feature_dim is not None:
             bound = 0.0 if self.heads == "residual" else 1 / math.sqrt(self.feature_dim)
             nn.init.uniform_(self.weight, -bound, bound)
 
+    @override
     def predict(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Log of the mean of the heads' probabilities, ``[B, C]``."""
         with torch.autocast(logits.device.type, enabled=False):
@@ -86,6 +90,7 @@ class DoctorNet(Objective):
             dtype = torch.promote_types(torch.promote_types(logits.dtype, heads.dtype), torch.float32)
             return self._log_average(logits.to(dtype), features, heads, log_weights)
 
+    @override
     def confusion(self) -> Tensor:
         """The heads have none."""
         raise RuntimeError(
@@ -94,7 +99,7 @@ class DoctorNet(Objective):
         )
 
     def _log_weights(self) -> Tensor:
-        """Log of every head's share in the mean, ``[R]``."""
+        """Log of every head's weight in the mean, ``[R]``."""
         return self._heads().new_full((self.num_annotators,), -math.log(self.num_annotators))
 
     def _heads(self) -> Tensor:
@@ -126,26 +131,16 @@ class DoctorNet(Objective):
         tables = heads.to(logits.dtype), log_weights.to(logits.dtype)
         return logsumexp_in_blocks(average, tables, max(1, _BLOCK // self.num_classes))
 
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
-        x, heads = self._augmented(features, logits.dtype), self._heads()
+    def _nll(self, batch: Batch) -> Tensor:
+        (logits, annotations, features, weight, reduction), heads = batch, self._heads()
+        x = self._augmented(features, logits.dtype)
         if self.heads == "residual":
             return crowd_cross_entropy(x, heads, annotations, shared=logits, weight=weight, reduction=reduction)
         loss = crowd_cross_entropy(x, heads, annotations, weight=weight, reduction=reduction)
         return loss + nothing(logits)  # the classifier gets a gradient, 0: DistributedDataParallel waits for one
 
-    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return self.predict(logits, features).softmax(-1)
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, feature_dim={self.feature_dim}, heads={self.heads!r}"
+    def _posterior(self, batch: Batch) -> Tensor:
+        return self.predict(batch.logits, batch.features).softmax(-1)
 
 
 def nothing(tensor: Tensor) -> Tensor:

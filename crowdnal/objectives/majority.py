@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction
-from crowdnal.objectives._bases.base import Objective
+from crowdnal.objectives._bases.base import Objective, ObjectiveOptions
+from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.targets import most_probable, target_cross_entropy
+from crowdnal.objectives._registry import register
 
 
+@register("majority-vote", link="cross-entropy with the most frequent label")
 class MajorityVote(Objective):
     """Cross-entropy against the majority of an item's labels, or against their proportions (``soft=True``).
 
@@ -22,22 +25,18 @@ class MajorityVote(Objective):
 
     It has no parameters and takes every annotator to be right: ``log_likelihood`` is the classifier's own log
     p of each label, and ``posterior`` its own probabilities.
+
+    Args:
+        soft: proportions instead of the majority.
     """
 
-    name: ClassVar[str] = "majority-vote"
     models_annotators = False
 
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        soft: bool = False,
+        self, num_classes: int, num_annotators: int, *, soft: bool = False, **common: Unpack[ObjectiveOptions]
     ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
-        self._needs_square(type(self).__name__)
+        super().__init__(num_classes, num_annotators, **common)
+        self.require_square(type(self).__name__)
         self.soft = soft
 
     def targets(self, annotations: Annotations, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -48,6 +47,7 @@ class MajorityVote(Objective):
             return votes / total.where(total > 0, 1.0)
         return most_probable(votes) * (total > 0)
 
+    @override
     def confusion(self) -> Tensor:
         """Majority voting has none."""
         raise RuntimeError(
@@ -55,31 +55,20 @@ class MajorityVote(Objective):
             "crowdnal.metrics.empirical_confusion(probabilities, annotations)"
         )
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return target_cross_entropy(logits, self.targets(annotations, logits.dtype), self.reduction)
+    def _loss(self, batch: Batch) -> Tensor:
+        targets = self.targets(batch.annotations, batch.logits.dtype)
+        return target_cross_entropy(batch.logits, targets, batch.reduction)
 
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return logits.log_softmax(-1)[annotations.item, annotations.label]
+    def _log_likelihood(self, batch: Batch) -> Tensor:
+        return batch.logits.log_softmax(-1)[batch.annotations.item, batch.annotations.label]
 
-    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return logits.softmax(-1)
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, soft={self.soft}"
+    def _posterior(self, batch: Batch) -> Tensor:
+        return batch.logits.softmax(-1)
 
 
+@register("soft-majority-vote", link="cross-entropy with the distribution of votes")
 class SoftMajorityVote(MajorityVote):
     """:class:`MajorityVote` against the (weighted) proportions of an item's labels."""
 
-    name: ClassVar[str] = "soft-majority-vote"
-
-    def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-    ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction, soft=True)
+    def __init__(self, num_classes: int, num_annotators: int, **common: Unpack[ObjectiveOptions]) -> None:
+        super().__init__(num_classes, num_annotators, soft=True, **common)

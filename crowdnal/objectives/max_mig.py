@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, get_args
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from crowdnal._utils.options import check_choice
 from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction, crowd_mixture_nll, crowd_posterior, label_log_likelihood
-from crowdnal.objectives._bases.base import Objective, Predict
+from crowdnal.functional import crowd_posterior, label_log_likelihood
+from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
+from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.targets import reduce_items
+from crowdnal.objectives._registry import register
 
-Start = Literal["votes", "identity"]
+Init = Literal["votes", "identity"]
+ClassPrior = Literal["uniform", "votes"]
 
 
+@register("max-mig", link="mutual information of classifier and label aggregator, maximised", source="Cao et al. 2019")
 class MaxMIG(Objective):
     """Mutual information between the classifier's and an aggregator's guess of the true class, maximised (KL form).
 
@@ -28,63 +35,54 @@ class MaxMIG(Objective):
     The unit is the item: ``"mean"`` (the same as ``"item_mean"``), ``"sum"``, ``"none"`` ``[B]`` (0 without labels).
     An item alone in its batch has no second term. Under several processes pairs are formed within each one's batch.
     ``posterior`` is the paper's aggregated forecaster, ``∝ h g / prior``. Labels only determine W up to a constant for
-    each (annotator, label); the shown confusion, a softmax of W's rows as in the authors' code, takes the start's.
+    each (annotator, label); the shown confusion, a softmax of W's rows as in the authors' code, takes that of the init.
 
     Where the authors' code differs: it adds random noise below 1e-4 inside the log; here all is in the log domain.
-    The published numbers have ``prior="uniform"``, fixed, and ``start="votes"`` with ``offset=1e-2`` (LabelMe) or
+    The published numbers have ``class_prior="uniform"``, fixed, and ``init="votes"`` with ``offset=1e-2`` (LabelMe) or
     1e-4 (CIFAR-10).
 
     Args:
-        start: ``"votes"``: ``W_r[k, y] = log(A_r[k, y] + offset)``, A counted over the training set with an item's mean
+        init: ``"votes"``: ``W_r[k, y] = log(A_r[k, y] + offset)``, A counted over the training set with an item's mean
             vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
             ``on_train_start`` is not called): ``2 I``.
-        offset: above 0, see ``start``.
-        prior: ``"uniform"``, or the distribution of the training set's ``"votes"``, set by ``on_train_start``.
-        learn_prior: train the prior too.
+        offset: above 0, see ``init``.
+        class_prior: ``"uniform"``, or the distribution of the training set's ``"votes"``, set by ``on_train_start``.
+        learn_class_prior: train it too.
     """
 
-    name: ClassVar[str] = "max-mig"
-
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        start: Start = "votes",
-        offset: float = 1e-2,
-        prior: Literal["uniform", "votes"] = "uniform",
-        learn_prior: bool = False,
-    ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
-        if start not in get_args(Start):
-            raise ValueError(f"start={start!r} is unknown: use 'votes' or 'identity'")
-        if prior not in ("uniform", "votes"):
-            raise ValueError(f"prior={prior!r} is unknown: use 'uniform' or 'votes'")
+        self, num_classes: int, num_annotators: int, *,
+        init: Init = "votes", offset: float = 1e-2, class_prior: ClassPrior = "uniform",
+        learn_class_prior: bool = False, **common: Unpack[ObjectiveOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, **common)
+        check_choice(Init, init=init)
+        check_choice(ClassPrior, class_prior=class_prior)
         if not 0 < offset < math.inf:
             raise ValueError(f"offset={offset!r} must be above 0: it keeps the log of a count of 0 finite")
-        if "votes" in (start, prior):
-            self._needs_square("MaxMIG(start='votes') or prior='votes'")
-        self.start: Start = start
+        if "votes" in (init, class_prior):
+            self.require_square("MaxMIG(init='votes') or class_prior='votes'")
+        self.init: Init = init
         self.offset = offset
-        self.prior = prior
+        self.class_prior: ClassPrior = class_prior
         self.annotators = NormalizedConfusion(
             num_annotators, num_classes, self.num_labels, normalization="softmax", on=2.0, off=0.0
         )
-        self.prior_logits = nn.Parameter(torch.zeros(num_classes), requires_grad=learn_prior)
+        self.prior_logits = nn.Parameter(torch.zeros(num_classes), requires_grad=learn_class_prior)
 
+    @override
     def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
-        """Sets start and prior from the votes, where asked for and annotations are given."""
+        """Sets matrices and class prior from the votes, where asked for and annotations are given."""
         if annotations is None:
             return
         with torch.no_grad():
-            if self.start == "votes":
+            if self.init == "votes":
                 self.annotators.weight.copy_(vote_log_confusion(annotations, self.offset))
-            if self.prior == "votes":
+            if self.class_prior == "votes":
                 votes = annotations.votes().double().sum(0)
                 self.prior_logits.copy_(((votes + 1) / (votes + 1).sum()).log())  # no class is impossible
 
+    @override
     def confusion(self) -> Tensor:
         """``[R, C, K]``: softmax of the rows of W_r."""
         return self.annotators.probs()
@@ -95,30 +93,21 @@ class MaxMIG(Objective):
         log_prior = self.prior_logits.to(dtype).log_softmax(0)
         return (log_prior + label_log_likelihood(self.annotators.weight, annotations)).log_softmax(-1)
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        labelled = annotations.counts > 0
+    def _loss(self, batch: Batch) -> Tensor:
+        logits, labelled = batch.logits, batch.annotations.counts > 0
         column = labelled.unsqueeze(1)
         log_h = logits.where(column, 0.0).log_softmax(-1)
-        log_ratio = self.aggregate(annotations).to(logits.dtype) - self.prior_logits.to(logits.dtype).log_softmax(0)
+        log_prior = self.prior_logits.to(logits.dtype).log_softmax(0)
+        log_ratio = self.aggregate(batch.annotations).to(logits.dtype) - log_prior
         own = (log_h + log_ratio).logsumexp(-1)
         ratio = log_ratio.exp().where(column, 0.0)
-        count = labelled.sum()
-        others = (log_h.exp() * (ratio.sum(0) - ratio)).sum(-1) / (count - 1).clamp(min=1)
-        each = (others - 1 - own).where(labelled, 0.0)
-        if self.reduction == "none":
-            return each
-        return each.sum() if self.reduction == "sum" else each.sum() / count.clamp(min=1)
+        others = (log_h.exp() * (ratio.sum(0) - ratio)).sum(-1) / (labelled.sum() - 1).clamp(min=1)
+        return reduce_items((others - 1 - own).where(labelled, 0.0), labelled, batch.reduction)
 
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        ones = logits.new_ones(annotations.num_annotations)
-        return -crowd_mixture_nll(
-            logits.log_softmax(-1), self.annotators.weight, annotations, weight=ones, reduction="none"
-        )
+    def _nll(self, batch: Batch) -> Tensor:
+        """Of held-out labels, for ``log_likelihood``: the mixture link; the loss is another one."""
+        return batch.mixture_nll(self.annotators.weight, "softmax")
 
-    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return crowd_posterior(logits.log_softmax(-1), self.annotators.weight, annotations, normalization="none")
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        prior = f"prior={self.prior!r}, learn_prior={self.prior_logits.requires_grad}"
-        return f"{super().extra_repr()}, start={self.start!r}, offset={self.offset}, {prior}"
+    def _posterior(self, batch: Batch) -> Tensor:
+        log_p, weight = batch.logits.log_softmax(-1), self.annotators.weight
+        return crowd_posterior(log_p, weight, batch.annotations, normalization="none")

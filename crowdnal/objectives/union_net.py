@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from crowdnal._utils.options import check_choice
 from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
 from crowdnal.data import Annotations
@@ -14,15 +16,18 @@ from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nl
 from crowdnal.functional.reduction import reduce
 from crowdnal.functional.segments import index_of, row_products, rows_of_items
 from crowdnal.objectives._bases.base import Objective, Predict
+from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.blocks import logsumexp_in_blocks
+from crowdnal.objectives._registry import register
 
 Variant = Literal["A", "B"]
-Start = Literal["votes", "identity"]
+Init = Literal["votes", "identity"]
 
-_OFFSET = 1e-5  # inside the log of the start
+_OFFSET = 1e-5  # inside the log of the initial matrices
 _BLOCK = 4096  # columns of the union whose scores are there at a time
 
 
+@register("union-net", link="one distribution over all pairs of annotator and label", source="Wei et al. 2022")
 class UnionNet(Objective):
     """Cross-entropy of an item's labels against one distribution over all R·K pairs of annotator and label.
 
@@ -45,77 +50,60 @@ class UnionNet(Objective):
 
     Args:
         variant: see above.
-        start: ``"votes"``: ``T_r[k, y] = log(A_r[k, y] + 1e-5)``, A counted over the training set with an item's mean
+        init: ``"votes"``: ``T_r[k, y] = log(A_r[k, y] + 1e-5)``, A counted over the training set with an item's mean
             vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
             ``on_train_start`` is not called): ``T_r = I``, which that code uses on LabelMe (up to 1e-5).
     """
 
-    name: ClassVar[str] = "union-net"
-
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
+        self, num_classes: int, num_annotators: int, *,
+        variant: Variant = "B", init: Init = "votes", num_labels: int | None = None,
         reduction: Reduction = "item_mean",
-        variant: Variant = "B",
-        start: Start = "votes",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
-        for argument, value, known in (("variant", variant, get_args(Variant)), ("start", start, get_args(Start))):
-            if value not in known:
-                raise ValueError(f"{argument}={value!r} is unknown: use one of {', '.join(known)}")
-        if start == "votes":
-            self._needs_square("UnionNet(start='votes')")
+        check_choice(Variant, variant=variant)
+        check_choice(Init, init=init)
+        if init == "votes":
+            self.require_square("UnionNet(init='votes')")
         self.variant: Variant = variant
-        self.start: Start = start
+        self.init: Init = init
         self.annotators = NormalizedConfusion(
             num_annotators, num_classes, self.num_labels, normalization="softmax", on=1.0, off=0.0
         )
 
+    @override
     def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
-        """Sets the start from the votes, where asked for and annotations are given."""
-        if self.start == "votes" and annotations is not None:
+        """Sets T from the votes, where asked for and annotations are given."""
+        if self.init == "votes" and annotations is not None:
             with torch.no_grad():
                 self.annotators.weight.copy_(vote_log_confusion(annotations, _OFFSET))
 
+    @override
     def confusion(self) -> Tensor:
         """``[R, C, K]``: softmax of the rows of T_r."""
         return self.annotators.probs()
 
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
+    def _nll(self, batch: Batch) -> Tensor:
+        logits, annotations = batch.logits, batch.annotations
         table = self.annotators.weight.to(logits.dtype)
         if self.variant == "B":
-            log_probs = logits.log_softmax(-1) - table.flatten(0, 1).logsumexp(0)
-            return crowd_mixture_nll(
-                log_probs, table, annotations, normalization="none", weight=weight, reduction=reduction
-            )
+            return self._of_pairs(batch, table, table)
         p = logits.softmax(-1)
         total = logsumexp_in_blocks(lambda rows: (p @ rows.T).logsumexp(1), (table.flatten(0, 1),), _BLOCK)
         nll = rows_of_items(total, annotations) - row_products(p, table, index_of(annotations), annotations.label)
-        return reduce(nll, annotations, weight, reduction)
+        return reduce(nll, annotations, batch.weight, batch.reduction)
 
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        table, ones = self.annotators.weight.to(logits.dtype), logits.new_ones(annotations.num_annotations)
-        if self.variant == "A":
-            scores = table.transpose(1, 2)
-            return -crowd_cross_entropy(logits.softmax(-1), scores, annotations, weight=ones, reduction="none")
-        log_probs = logits.log_softmax(-1) - table.flatten(0, 1).logsumexp(0)
-        own = table.logsumexp(1, keepdim=True).expand_as(table)  # of all labels of an annotator
-        pair, annotator = (
-            crowd_mixture_nll(log_probs, t, annotations, normalization="none", weight=ones, reduction="none")
-            for t in (table, own)
+    def _of_pairs(self, batch: Batch, table: Tensor, cells: Tensor) -> Tensor:
+        """Variant B's negative log-probability of what has the log weights ``cells [R, K, C]``, of those in T."""
+        log_probs = batch.logits.log_softmax(-1) - table.flatten(0, 1).logsumexp(0)
+        return crowd_mixture_nll(
+            log_probs, cells, batch.annotations, normalization="none", weight=batch.weight, reduction=batch.reduction
         )
-        return annotator - pair
 
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, variant={self.variant!r}, start={self.start!r}"
+    def _log_likelihood(self, batch: Batch) -> Tensor:
+        batch, table = batch.each(), self.annotators.weight.to(batch.logits.dtype)
+        if self.variant == "A":
+            p, scores = batch.logits.softmax(-1), table.transpose(1, 2)
+            return -crowd_cross_entropy(p, scores, batch.annotations, weight=batch.weight, reduction="none")
+        own = table.logsumexp(1, keepdim=True).expand_as(table)  # of all labels of an annotator
+        return self._of_pairs(batch, table, own) - self._of_pairs(batch, table, table)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from crowdnal.data import Annotations
-from crowdnal.functional import Reduction
+from crowdnal._utils.options import check_integer
 from crowdnal.functional.reduction import reduce
-from crowdnal.objectives.doctor_net import DoctorNet, Heads, nothing
+from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._registry import register
+from crowdnal.objectives.doctor_net import DoctorNet, DoctorNetOptions, nothing
 
 
+@register("weighted-doctor-net", link="doctor-net, averaging weights learnt afterwards", source="Guan et al. 2018")
 class WeightedDoctorNet(DoctorNet):
     """:class:`DoctorNet`, then weights for averaging its heads, learnt with everything else frozen (WDN).
 
@@ -26,35 +29,17 @@ class WeightedDoctorNet(DoctorNet):
         head_epochs: epochs that train the heads, 0 or more; give the run more than these.
     """
 
-    name: ClassVar[str] = "weighted-doctor-net"
-
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        feature_dim: int | None = None,
-        heads: Heads = "separate",
-        head_epochs: int = 15,
+        self, num_classes: int, num_annotators: int, *, head_epochs: int = 15, **common: Unpack[DoctorNetOptions]
     ) -> None:
-        super().__init__(
-            num_classes,
-            num_annotators,
-            num_labels=num_labels,
-            reduction=reduction,
-            feature_dim=feature_dim,
-            heads=heads,
-        )
-        if isinstance(head_epochs, bool) or not isinstance(head_epochs, int) or head_epochs < 0:
-            raise ValueError(f"head_epochs={head_epochs!r} must be an integer, 0 or more")
+        super().__init__(num_classes, num_annotators, **common)
+        check_integer(0, head_epochs=head_epochs)
         self.head_epochs = head_epochs
         self.averaging = nn.Parameter(torch.zeros(num_annotators))
         self._averages: bool | None = None
 
+    @override
     def on_epoch_start(self, epoch: int) -> None:
-        """Tells heads from averaging."""
         self._averages = epoch >= self.head_epochs
 
     def averaging_weights(self) -> Tensor:
@@ -64,24 +49,16 @@ class WeightedDoctorNet(DoctorNet):
     def _log_weights(self) -> Tensor:
         return self.averaging.log_softmax(0)
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
         if self._averages is None and self.training:
             raise RuntimeError(
                 "WeightedDoctorNet needs to know the epoch: call objective.on_epoch_start(epoch) before every epoch"
             )
         if not self._averages:
-            return super()._loss(logits, annotations, features) + nothing(self.averaging).to(logits.dtype)
-        nll = -self._log_average_of_labels(logits, annotations, features)
-        return reduce(nll, annotations, annotations.weight, self.reduction)
+            return super()._loss(batch) + nothing(self.averaging).to(batch.logits.dtype)
+        return reduce(-self._log_likelihood(batch), batch.annotations, batch.weight, batch.reduction)
 
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return self._log_average_of_labels(logits, annotations, features)
-
-    def _log_average_of_labels(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        features = None if features is None else features.detach()
-        average = self._log_average(logits.detach(), features, self._heads().detach(), self._log_weights())
-        return average[annotations.item, annotations.label]
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, head_epochs={self.head_epochs}"
+    def _log_likelihood(self, batch: Batch) -> Tensor:
+        features = None if batch.features is None else batch.features.detach()
+        average = self._log_average(batch.logits.detach(), features, self._heads().detach(), self._log_weights())
+        return average[batch.annotations.item, batch.annotations.label]

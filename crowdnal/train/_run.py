@@ -14,13 +14,23 @@ from torch import Tensor, nn
 
 import crowdnal
 from crowdnal import objectives
+from crowdnal._utils.extras import require
 from crowdnal.data import Annotations
 from crowdnal.train import data as data_module
 from crowdnal.train import features as features_module
 from crowdnal.train import outputs
-from crowdnal.train.config import InputError, TrainConfig, parse_options
+from crowdnal.train.config import InputError, TrainConfig, in_words
 from crowdnal.train.data import ImageDataset, TrainingData, derive_seed, seed_everything
-from crowdnal.train.files import load_state, remove_leftovers, write_json
+from crowdnal.train.files import (
+    FEATURES,
+    content_digest,
+    load_state,
+    locked,
+    reading,
+    remove_leftovers,
+    write_json,
+    writing,
+)  # fmt: skip
 from crowdnal.train.loop import (
     CHECKPOINT,
     SELECTED,
@@ -31,8 +41,9 @@ from crowdnal.train.loop import (
     Trainer,
     check_optimizer,
 )
+from crowdnal.train.options import objective_class, parse_options, resolved_options, value_words
 from crowdnal.train.progress import Reporter, Stopwatch
-from crowdnal.train.report import render
+from crowdnal.train.report import render, summary
 from crowdnal.train.weights import create_model, weights_digest
 from crowdnal.training import CrowdModel, attach
 
@@ -67,43 +78,75 @@ def run(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None 
         InputError: something given is wrong. An ``out`` that holds a run already is left as it is.
         Interrupted: by Ctrl-C, after which ``resume`` goes on.
     """
-    reporter = reporter or Reporter()
-    given, config = config, config.resolved()
-    kind = _objective_class(config)
+    session = _session(config, resume, reporter or Reporter())
+    given, config, out = config, session.config, session.config.out
+    session.describe()
+    with locked(out):
+        if resume:
+            remove_leftovers(out)
+        else:
+            _open(config, resume)  # again: another run may have begun meanwhile
+            write_json(out / RUN, session.record)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(config.threads or threads)
+        try:
+            trainer = session.trainer(session.prepare())
+            if resume:
+                with reading(out / CHECKPOINT, "delete it, and --resume begins with the first epoch"):
+                    trainer.resume()
+            board = out / "tensorboard" if config.log == "tensorboard" else None
+            with session.watch("training"), session.reporter.logging(board, trainer.progress.epoch):
+                progress = _input_errors(trainer.fit)
+            with session.watch("report"):
+                return session.finish(trainer, progress)
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; go on with: {given.command(resume=True)}") from None
+        except InputError:
+            if not (out / CHECKPOINT).exists():  # nothing to resume: let the fixed command begin again
+                (out / RUN).unlink(missing_ok=True)
+            raise
+        finally:
+            torch.set_num_threads(threads)
+
+
+def plan(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None = None) -> None:
+    """Read and check everything that :func:`run` would, and say what it would do; nothing is written.
+
+    Raises:
+        InputError: something given is wrong.
+    """
+    session = _session(config, resume, reporter or Reporter())
+    session.describe()
+    what = "go on with the run in" if resume else "write to"
+    session.reporter.say(f"would {what} {config.out}; nothing was written")
+
+
+def _session(given: TrainConfig, resume: bool, reporter: Reporter) -> _Session:
+    """Everything read, made and checked, up to what takes long or writes."""
+    config = given.resolved()
+    kind = objective_class(config.objective)
     options = parse_options(kind, config.options)
     recorded = _open(config, resume)
-    loaded = _input_errors(data_module.load, config)
-    if recorded is not None and recorded["data"] != loaded.fingerprint:
-        raise InputError(f"--resume: the files of annotations, labels or images changed since {config.out} was begun")
+    if config.log == "tensorboard":
+        require("tensorboard", extra="tensorboard")
+    data = _input_errors(data_module.load, config)
     seed_everything(derive_seed(config.seed, "objective"))
-    objective = _input_errors(kind, len(loaded.classes), loaded.annotations.num_annotators, **options)
+    objective = _input_errors(kind, len(data.classes), data.annotations.num_annotators, **options)
     seed_everything(derive_seed(config.seed, "model"))
-    model, origin = create_model(config, len(loaded.classes))
-    session = _Session(config, given, loaded, objective, model, origin, reporter, Stopwatch())
+    model, origin = create_model(config, len(data.classes))
     check_optimizer(str(config.optimizer))
-    session.describe()
-    if recorded is None:
-        _record(config, loaded)
-    else:
-        remove_leftovers(config.out)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads or threads)
-    try:
-        trainer = session.trainer(session.prepare())
-        if resume:
-            trainer.resume()
-        with session.watch("training"):
-            progress = trainer.fit()
-        with session.watch("report"):
-            return session.finish(trainer, progress)
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; go on with: {given.command(resume=True)}") from None
-    except InputError:
-        if not (config.out / CHECKPOINT).exists():  # nothing to resume: let the mended command begin again
-            (config.out / RUN).unlink(missing_ok=True)
-        raise
-    finally:
-        torch.set_num_threads(threads)
+    record = {
+        "crowdnal": crowdnal.__version__,
+        "arguments": config.to_dict(),
+        "data": data.fingerprint,
+        "images": content_digest((*data.images.files, *data.test.files)),
+        "weights": weights_digest(model),
+    }
+    files = {"data": "files of annotations, labels or images", "images": "images", "weights": "weights of the model"}
+    for name, what in files.items():
+        if recorded is not None and recorded[name] != record[name]:
+            raise InputError(f"--resume: the {what} changed since {config.out} was begun")
+    return _Session(config, given, data, objective, options, model, origin, record, reporter, Stopwatch())
 
 
 @dataclass
@@ -114,10 +157,22 @@ class _Session:
     given: TrainConfig
     data: TrainingData
     objective: objectives.Objective
+    options: dict[str, Any]
     model: Any
     origin: str
+    record: dict[str, Any]
     reporter: Reporter
     watch: Stopwatch
+
+    def __post_init__(self) -> None:
+        config, a = self.config, self.data.annotations
+        self.transforms = data_module.transforms(self.model, config.image_size, config.augment)
+        self.input_size: tuple[int, ...] = tuple(self.transforms[2]["input_size"])
+        self.parts = split(a, config.holdout, config.seed)
+        self.head = None
+        if config.freeze_backbone:
+            drop_rate = float(config.drop_rate or 0)
+            self.head = features_module.frozen_head(self.model, drop_rate, config.model, self.input_size)
 
     def describe(self) -> None:
         a, config = self.data.annotations, self.config
@@ -136,33 +191,38 @@ class _Session:
         }
         if overlap:
             self.reporter.say(f"note: {len(overlap)} test images are also trained on, {min(overlap).name} for one")
+        options = resolved_options(type(self.objective), self.options).items()
+        self.reporter.say(
+            " ".join([f"{config.objective}:", *(f"{key}={value_words(value)}" for key, value in options)])
+        )
+        names = ("epochs", "batch_size", "optimizer", "lr", "objective_lr", "weight_decay", "drop_rate", "schedule")
+        told = (f"{name.replace('_', ' ')} {in_words(getattr(config, name))}" for name in (*names, "holdout", "seed"))
+        self.reporter.say(", ".join(told))
 
-    def prepare(self) -> tuple[nn.Module, Inputs, tuple[int, ...]]:
-        """What is trained, where its input comes from, and the size of an image."""
+    def prepare(self) -> tuple[nn.Module, Inputs]:
+        """What is trained, and where its input comes from."""
         config, model = self.config, self.model
-        evaluate, train, data_config, mode = data_module.transforms(model, config.image_size, config.augment)
-        size = tuple(data_config["input_size"])
+        evaluate, train, _, mode = self.transforms
         sets = {"images": self.data.images.files, "test": self.data.test.files}
-        if not config.freeze_backbone:
+        if self.head is None:
             datasets = {name: ImageDataset(files, evaluate, mode) for name, files in sets.items()}
             images = ImageInputs(ImageDataset(sets["images"], train, mode), datasets, config)
             model.to(device=config.device, memory_format=torch.channels_last)
-            return model, images, size
-        head = features_module.frozen_head(model, float(config.drop_rate or 0), config.model, size)
+            return model, images
         with self.watch("features"):
             features = {name: self._features(name, files, evaluate, mode) for name, files in sets.items() if len(files)}
         self.objective.set_feature_dim(features["images"].shape[1])
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        for parameter in head.parameters():
+        for parameter in self.head.parameters():
             parameter.requires_grad_(True)
-        return head.to(str(config.device)), FeatureInputs(features, str(config.device)), size
+        return self.head.to(str(config.device)), FeatureInputs(features, str(config.device))
 
     def _features(self, name: str, files: tuple[Path, ...], transform: Any, mode: str) -> Tensor:
         config = self.config
-        folder = config.feature_cache or config.out / "features"
+        folder = config.feature_cache or config.out / FEATURES
         device = str(config.device)
-        key = features_module.cache_key(files, config.model, weights_digest(self.model), transform, device, config.amp)
+        key = features_module.cache_key(files, config.model, self.record["weights"], transform, device, config.amp)
         what = "features" if name == "images" else "test features"
 
         def compute() -> Tensor:
@@ -177,12 +237,11 @@ class _Session:
             self.reporter.say(f"{what} of {len(files)} images from {folder}")
         return features
 
-    def trainer(self, prepared: tuple[nn.Module, Inputs, tuple[int, ...]]) -> Trainer:
-        module, inputs, self.input_size = prepared
+    def trainer(self, prepared: tuple[nn.Module, Inputs]) -> Trainer:
+        module, inputs = prepared
         identity = nn.Identity() if self.config.freeze_backbone else None
         model = attach(module, self.objective, features=identity).to(str(self.config.device))
-        train, heldout = split(self.data.annotations, self.config.holdout, self.config.seed)
-        return Trainer(model, inputs, train, heldout, self.data.test.truth, self.config, self.config.out, self.reporter)
+        return Trainer(model, inputs, *self.parts, self.data.test.truth, self.config, self.config.out, self.reporter)
 
     def finish(self, trainer: Trainer, progress: Progress) -> Result:
         """Predict everything once more and write it all down."""
@@ -195,7 +254,7 @@ class _Session:
         if progress.selected_epoch is not None:
             selected_accuracy = progress.history[progress.selected_epoch - 1]["test_accuracy"]
             self._save_selected(trainer.model)
-        outputs.save_model(out, self.model, self.objective, self.data.classes, self.input_size)
+        self._save(out)
         if self.objective.predicts:
             self.reporter.say(
                 f"note: model.safetensors is the classifier alone; {config.objective} predicts with "
@@ -230,15 +289,22 @@ class _Session:
         outputs.write_report(out, render(found, self.data, estimates, progress.history))
         self.model.eval()
         result = Result(out, found, estimates, self.data, self.model, self.objective)
-        _summary(self.reporter, result)
+        for line in summary(found, out):
+            self.reporter.say(line)
         return result
 
     def _save_selected(self, model: CrowdModel) -> None:
         last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        model.load_state_dict(load_state(self.config.out / SELECTED)["model"])
-        folder = self.config.out / "model_selected"
-        outputs.save_model(folder, self.model, self.objective, self.data.classes, self.input_size)
+        with reading(
+            self.config.out / SELECTED, f"delete it and {CHECKPOINT}, and --resume begins with the first epoch"
+        ):
+            model.load_state_dict(load_state(self.config.out / SELECTED)["model"])
+        self._save(self.config.out / "model_selected")
         model.load_state_dict(last)
+
+    def _save(self, folder: Path) -> None:
+        with writing(folder / outputs.MODEL_FILES[0]):
+            outputs.save_model(folder, self.model, self.objective, self.data.classes, self.input_size)
 
 
 def split(annotations: Annotations, holdout: float, seed: int) -> tuple[Annotations, Annotations | None]:
@@ -252,13 +318,6 @@ def split(annotations: Annotations, holdout: float, seed: int) -> tuple[Annotati
     kept = torch.ones(annotations.num_annotations, dtype=torch.bool)
     kept[torch.randperm(annotations.num_annotations, generator=generator)[:count]] = False
     return annotations.select(kept), annotations.select(~kept)
-
-
-def _objective_class(config: TrainConfig) -> type[objectives.Objective]:
-    known = objectives.OBJECTIVES
-    if config.objective not in known:
-        raise InputError(f"--objective {config.objective!r} is unknown: use one of {', '.join(known)}")
-    return known[config.objective]
 
 
 def _input_errors(function: Any, *arguments: Any, **options: Any) -> Any:
@@ -277,7 +336,11 @@ def _open(config: TrainConfig, resume: bool) -> Mapping[str, Any] | None:
     if resume:
         if not path.is_file():
             raise InputError(f"--resume: {out} holds no run; leave --resume out to begin one")
-        recorded: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path, "begin again in another folder"):
+            read = json.loads(path.read_text(encoding="utf-8"))
+            recorded = {name: read[name] for name in ("data", "images", "weights")} | {
+                "arguments": {**read["arguments"]}
+            }
         difference = config.difference(recorded["arguments"])
         if difference is not None:
             raise InputError(f"--resume: {out} was begun with other arguments. {difference}")
@@ -290,33 +353,7 @@ def _open(config: TrainConfig, resume: bool) -> Mapping[str, Any] | None:
     return None
 
 
-def _record(config: TrainConfig, data: TrainingData) -> None:
-    config.out.mkdir(parents=True, exist_ok=True)
-    record = {"crowdnal": crowdnal.__version__, "arguments": config.to_dict(), "data": data.fingerprint}
-    write_json(config.out / RUN, record)
-
-
 def _device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device} ({platform.processor() or platform.machine()})"
-
-
-def _summary(reporter: Reporter, result: Result) -> None:
-    found, out = result.metrics, result.out
-    if "test_accuracy" in found:
-        reporter.say(f"test accuracy {found['test_accuracy']:.4f} (last epoch, {found['num_test']} images)")
-    if found["selected_epoch"] is not None:
-        text = f"held-out annotations choose epoch {found['selected_epoch']}"
-        if found["selected_test_accuracy"] is not None:
-            text += f", test accuracy {found['selected_test_accuracy']:.4f}"
-        reporter.say(f"{text}: {out / 'model_selected'}")
-    if "truth" in found:
-        truth = found["truth"]
-        reporter.say(
-            f"accuracy on {truth['items']} annotated images: labels.csv {truth['label_accuracy']:.4f}, "
-            f"classifier alone {truth['model_accuracy']:.4f}, majority vote {truth['majority_vote_accuracy']:.4f}"
-        )
-    reporter.say(f"model      {out / 'model.safetensors'}  timm.create_model('local-dir:{out}', pretrained=True)")
-    for name in ("annotators.csv", "labels.csv", "history.csv", "metrics.json", "report.html"):
-        reporter.say(f"{name.split('.')[0]:<10} {out / name}")

@@ -1,171 +1,110 @@
-"""What a training run is: its arguments, their defaults, and the command that repeats it."""
+"""What a training run is. A field of `TrainConfig` is the one place that knows an option of ``crowdnal train``.
+
+Its help, default, check and group stand beside its name and type; the command's parser and help, the table of
+`options_table`, the check, what a resumed run may change and the report's numbers read them there.
+"""
 
 from __future__ import annotations
 
-import inspect
+import csv
+import io
 import os
 import shlex
-import types
 import typing
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-FORMATS = ("auto", "long", "dense")
-SCHEDULES = ("constant", "cosine")
-AUGMENTATIONS = ("standard", "light", "none")
+NOT_GIVEN = "not given"
+OBJECTIVE_LR = 10.0  # times lr: each annotator's matrix sees only that annotator's few labels, and starts undecided
 
-# Arguments that change where and how fast a run computes, never what: a resumed run may differ in them.
-_FREE = frozenset({"out", "workers", "feature_cache"})
-
-# The head on frozen features: a small convex-ish problem, where dropout on the features is the regulariser. Chosen by
-# the likelihood of held-out annotations, never by clean labels (README, "Defaults").
-OBJECTIVE_LR = 10.0  # times lr: an annotator's matrix sees only that annotator's few labels, and starts undecided
-_FROZEN: dict[str, Any] = {
-    "epochs": 40, "batch_size": 64, "lr": 1e-3, "weight_decay": 0.0, "optimizer": "adam", "drop_rate": 0.5,
-    "schedule": "constant",
-}  # fmt: skip
-_FINE_TUNE: dict[str, Any] = {
-    "epochs": 20, "batch_size": 64, "lr": 1e-4, "weight_decay": 0.05, "optimizer": "adamw", "drop_rate": 0.0,
-    "schedule": "cosine",
-}  # fmt: skip
-_SCRATCH: dict[str, Any] = {**_FINE_TUNE, "epochs": 60, "lr": 1e-3}
+# Groups of the help, with what is said of each.
+GROUPS = {
+    "data": "",
+    "test set": "only reported, never used to choose anything",
+    "model": "",
+    "objective": "crowdnal objectives lists them; crowdnal objectives NAME tells all about one",
+    "training": "where there are three defaults: with a frozen backbone / from given weights / from random weights",
+    "running": "",
+}
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message says what, where and how to mend it, in one line."""
+    """Something the user gave is wrong; the message says what, where and how to fix it, in one line."""
+
+
+class ByMode(NamedTuple):
+    """A default for each way to train.
+
+    The head on frozen features is a small, nearly convex problem, where dropout on the features is the regulariser.
+    Chosen by the likelihood of held-out annotations, never by clean labels.
+    """
+
+    frozen: Any
+    fine_tune: Any
+    scratch: Any
+
+    def __call__(self, config: TrainConfig) -> Any:
+        """The default of this configuration."""
+        return self.frozen if config.freeze_backbone else self.fine_tune if config.has_weights else self.scratch
+
+    def __str__(self) -> str:
+        return " / ".join(in_words(value) for value in (self if len(set(self)) > 1 else self[:1]))
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Arguments of :func:`crowdnal.train.run`; the command line has the same under the same names.
+class Option:
+    """What there is to know of an option besides its name, its type and a constant default."""
 
-    Where ``None`` is a number's default, :meth:`resolved` fills it in, depending on whether the backbone is frozen
-    and whether it starts from given weights.
-    """
-
-    images: Path
-    annotations: Path
-    out: Path
-    model: str
-    objective: str = "crowd-layer"
-    options: tuple[str, ...] = ()
-    format: Literal["auto", "long", "dense"] = "auto"
-    items: Path | None = None
-    task_column: str = "task"
-    worker_column: str = "worker"
-    label_column: str = "label"
-    missing: str | None = None
-    classes: tuple[str, ...] | None = None
-    weights: str | None = None
-    pretrained: bool = False
-    image_size: int | None = None
-    augment: Literal["standard", "light", "none"] = "standard"
-    freeze_backbone: bool = False
-    feature_cache: Path | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    objective_lr: float | None = None
-    weight_decay: float | None = None
-    optimizer: str | None = None
-    drop_rate: float | None = None
-    schedule: Literal["constant", "cosine"] | None = None
-    holdout: float = 0.0
-    test_images: Path | None = None
-    test_labels: Path | None = None
-    test_items: Path | None = None
-    truth: Path | None = None
-    seed: int = 0
-    workers: int | None = None
-    threads: int | None = None
-    device: str | None = None
-    amp: bool = False
-
-    def resolved(self) -> TrainConfig:
-        """With every default filled in, checked.
-
-        Raises:
-            InputError: naming the argument.
-        """
-        defaults = _FROZEN if self.freeze_backbone else _FINE_TUNE if self._has_weights() else _SCRATCH
-        filled = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        if self.workers is None:
-            filled["workers"] = 0 if available_cores() == 1 else min(available_cores(), 8)
-        if self.device is None:
-            filled["device"] = _default_device()
-        config = replace(self, **filled)
-        if config.objective_lr is None and config.lr is not None:
-            config = replace(config, objective_lr=OBJECTIVE_LR * config.lr)
-        config._check()
-        return config
-
-    def _has_weights(self) -> bool:
-        return self.pretrained or self.weights is not None
-
-    def _check(self) -> None:
-        for name, known in (("format", FORMATS), ("schedule", SCHEDULES), ("augment", AUGMENTATIONS)):
-            if getattr(self, name) not in known:
-                raise InputError(f"--{name} {getattr(self, name)!r} is unknown: use one of {', '.join(known)}")
-        for name in ("epochs", "batch_size", "image_size", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{flag(name)} {value} must be 1 or more")
-        for name in ("weight_decay", "workers", "seed"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{flag(name)} {getattr(self, name)} must be 0 or more")
-        for name in ("lr", "objective_lr"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{flag(name)} {getattr(self, name)} must be above 0")
-        for name in ("drop_rate", "holdout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{flag(name)} {getattr(self, name)} must be at least 0 and below 1")
-        if self.weights is not None and self.pretrained:
-            raise InputError("--weights and --pretrained exclude each other: give one of them")
-        if (self.test_images is None) != (self.test_labels is None):
-            raise InputError("--test-images and --test-labels go together: give both or neither")
-        if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
-            raise InputError(f"--classes {','.join(self.classes)} must be two or more different names")
-        for name in ("images", "test_images"):
-            path = getattr(self, name)
-            if path is not None and not path.is_dir():
-                raise InputError(f"{flag(name)} {path} is not a folder")
-        for name in ("annotations", "items", "test_labels", "test_items", "truth"):
-            path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise InputError(f"{flag(name)} {path} is not a file")
-        _check_device(str(self.device))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-
-    def difference(self, other: dict[str, Any]) -> str | None:
-        """The first argument in which another run (its ``to_dict``) would compute something else, in words."""
-        for name, value in self.to_dict().items():
-            if name not in _FREE and other.get(name) != value:
-                return f"{flag(name)}: it was {_words(other.get(name))}, now {_words(value)}"
-        return None
-
-    def command(self, *, resume: bool = False) -> str:
-        """The shell command that runs this configuration."""
-        words = ["crowdnal", "train"]
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value == f.default and f.name not in ("objective",):
-                continue
-            if f.name == "options":
-                words += [word for option in value for word in ("--option", option)]
-            elif value is True:
-                words.append(flag(f.name))
-            else:
-                words += [flag(f.name), ",".join(value) if isinstance(value, tuple) else str(value)]
-        return shlex.join([*words, "--resume"] if resume else words)
+    group: str  # one of GROUPS
+    help: str  # what it is, without its default
+    metavar: str | None = None  # stands for the value in the help; None: by the type
+    check: Callable[[Any], str | None] | None = None  # what is wrong with a value, as the end of a sentence
+    fill: Callable[[TrainConfig], Any] | None = None  # makes the default of a field that is None; its text is shown
+    unset: str | None = None  # what the help shows as the default instead
+    free: bool = False  # changes where and how fast a run computes, never what: a resumed run may differ in it
+    flag: str | None = None  # the spelling on the command line where it is not the name
 
 
-def flag(name: str) -> str:
-    """The command-line spelling of a field."""
-    return "--option" if name == "options" else "--" + name.replace("_", "-")
+def option(group: str, help: str, default: Any = None, **more: Any) -> Any:
+    """A field of a configuration; see `Option`. Without a default: ``MISSING``."""
+    return field(default=default, metadata={"option": Option(group, help, **more)})
+
+
+def _rule(holds: Callable[[Any], bool], words: str) -> Callable[[Any], str | None]:
+    return lambda value: None if holds(value) else words
+
+
+_is_folder = _rule(Path.is_dir, "is not a folder")
+_is_file = _rule(Path.is_file, "is not a file")
+_not_empty = _rule(bool, "must not be empty")
+_fraction = _rule(lambda value: 0 <= value < 1, "must be at least 0 and below 1")
+_positive = _rule(lambda value: 0 < value < float("inf"), "must be above 0")
+_not_negative = _rule(lambda value: 0 <= value < float("inf"), "must be 0 or more")
+_count = _rule(lambda value: value >= 1, "must be 1 or more")
+_names = _rule(lambda names: len(set(names)) >= max(2, len(names)), "must be two or more different names")
+
+
+def _at_most(most: int) -> Callable[[Any], str | None]:
+    """A slip must not ask for more memory or threads than any machine has."""
+    return _rule(lambda value: 1 <= value <= most, f"must be 1 to {most}")
+
+
+def _usable(device: str) -> str | None:
+    import torch
+
+    try:
+        where = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        return f"cannot be used: {str(error).splitlines()[0]}"
+    return "cannot be used: it holds no numbers" if where.type == "meta" else None
+
+
+def _default_device(_: TrainConfig) -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def available_cores() -> int:
@@ -175,96 +114,199 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def parse_options(cls: type, options: tuple[str, ...]) -> dict[str, Any]:
-    """``KEY=VALUE`` words as keyword arguments of a class, typed by its constructor's annotations.
+@dataclass(frozen=True)
+class TrainConfig:
+    """Arguments of :func:`crowdnal.train.run`; the command line has the same under the same names.
 
-    Raises:
-        InputError: unknown key (listing the valid ones), or a value of another type.
+    Where ``None`` is the default, :meth:`resolved` fills it in: some depend on whether the backbone is frozen and
+    whether it starts from given weights.
     """
-    parameters = inspect.signature(cls, eval_str=True).parameters
-    # by the data, by the dense optimizers
-    decided = ("num_classes", "num_annotators", "num_labels", "sparse_grad", "feature_dim")
-    known = {
-        name: parameter.annotation
-        for name, parameter in parameters.items()
-        if name not in decided and not _holds_tensor(parameter.annotation)
-    }
-    values: dict[str, Any] = {}
-    for option in options:
-        key, equals, text = option.partition("=")
-        key = key.strip().replace("-", "_")
-        if not equals:
-            raise InputError(f"--option {option!r} must be KEY=VALUE")
-        if key not in known:
-            valid = ", ".join(f"{name} ({_type_words(hint)})" for name, hint in known.items())
-            raise InputError(f"--option {key!r} is unknown to {getattr(cls, 'name', cls.__name__)}: it takes {valid}")
-        try:
-            values[key] = _convert(text.strip(), known[key])
-        except ValueError:
-            raise InputError(f"--option {key}={text!r} must be {_type_words(known[key])}") from None
-    return values
+
+    # fmt: off
+    images: Path = option("data", "folder of images, searched in depth", MISSING, metavar="DIR", check=_is_folder)
+    annotations: Path = option(
+        "data", "labels: one a row (columns task, worker, label), or dense: a row an image, a column a worker", MISSING,
+        check=_is_file)
+    out: Path = option("running", "folder for everything that is written", MISSING, metavar="DIR", free=True)
+    model: str = option("model", "timm model, local-dir:PATH or hf-hub:NAME", MISSING, check=_not_empty)
+    objective: str = option("objective", "how annotators are modelled", "crowd-layer")
+    options: tuple[str, ...] = option(
+        "objective", "argument of the objective; repeatable", (), metavar="KEY=VALUE", flag="--option")
+    format: Literal["auto", "long", "dense"] = option(
+        "data", "of the annotations", "auto", unset="auto, by the header")
+    items: Path | None = option(
+        "data", "image of each row of a dense file without header (and of --truth with a label a line), one a line",
+        check=_is_file)
+    task_column: str = option("data", "column of the image", "task")
+    worker_column: str = option("data", "column of the annotator", "worker")
+    label_column: str = option("data", "column of the label", "label")
+    columns: tuple[str, ...] | None = option(
+        "data", "names of all columns of the annotations, where they have no header", metavar="A,B,C")
+    encoding: str | None = option("data", "of the annotations", metavar="NAME", unset="by its mark, else utf-8")
+    missing: tuple[str, ...] | None = option(
+        "data", "what stands for no label, beside the usual words (NA, null, ...); '' means that only empty cells do",
+        metavar="A,B,C", unset="-1 in dense files")
+    classes: tuple[str, ...] | None = option(
+        "data", "all classes in order, or names for labels 0, 1, 2", metavar="A,B,C", check=_names,
+        unset="those found")
+    weights: str | None = option(
+        "model", "a checkpoint, or the name of an installed package that holds one", metavar="WHAT", check=_not_empty)
+    pretrained: bool = option("model", "weights by timm's own download", False)
+    image_size: int | None = option(
+        "model", "side of the input in pixels", check=_at_most(16384), unset="the model's")
+    augment: Literal["standard", "light", "none"] = option(
+        "model", "of training images: timm's standard (crops, flips, colours), light (small crops), none", "standard")
+    freeze_backbone: bool = option("model", "compute features once and train only the classifier on them", False)
+    feature_cache: Path | None = option(
+        "model", "where features are kept", metavar="DIR", free=True, unset="OUT/features")
+    epochs: int | None = option("training", "passes over the labels", fill=ByMode(40, 20, 60), check=_count)
+    batch_size: int | None = option("training", "images a step", fill=ByMode(64, 64, 64), check=_count)
+    lr: float | None = option(
+        "training", "learning rate of the model", fill=ByMode(1e-3, 1e-4, 1e-3), check=_positive)
+    objective_lr: float | None = option(
+        "training", "learning rate of the objective", check=_positive, unset=f"{OBJECTIVE_LR:g} times --lr",
+        fill=lambda config: OBJECTIVE_LR * config.lr)
+    weight_decay: float | None = option(
+        "training", "never on the objective", fill=ByMode(0.0, 0.05, 0.05), check=_not_negative)
+    optimizer: str | None = option("training", "timm optimizer", fill=ByMode("adam", "adamw", "adamw"))
+    drop_rate: float | None = option(
+        "model", "dropout before the classifier", metavar="P", fill=ByMode(0.5, 0.0, 0.0), check=_fraction)
+    schedule: Literal["constant", "cosine"] | None = option(
+        "training", "of both learning rates", fill=ByMode("constant", "cosine", "cosine"))
+    holdout: float = option(
+        "objective", "share of the labels kept out of training; the epoch that predicts them best is reported, and its "
+        "weights kept in OUT/model_selected", 0.0, metavar="FRACTION", check=_fraction)
+    test_images: Path | None = option("test set", "folder of images", metavar="DIR", check=_is_folder)
+    test_labels: Path | None = option(
+        "test set", "columns task, label, or a label a line with --test-items", check=_is_file)
+    test_items: Path | None = option("test set", "image of each line of --test-labels, one a line", check=_is_file)
+    truth: Path | None = option(
+        "data", "true labels of annotated images (columns task, label, or a label a line with --items): only reported",
+        check=_is_file)
+    seed: int = option(
+        "training", "of all that is drawn: equal seeds give equal weights on one machine", 0, check=_not_negative)
+    workers: int | None = option(
+        "running", "processes that read images", check=_not_negative, free=True, unset="one a core, 8 at most",
+        fill=lambda _: 0 if available_cores() == 1 else min(available_cores(), 8))
+    threads: int | None = option(
+        "running", "of each operation on the CPU", check=_at_most(1024), unset="torch's own choice")
+    device: str | None = option(
+        "running", "cpu, cuda, cuda:1 ...", check=_usable, fill=_default_device, unset="cuda if there is one")
+    amp: bool = option("running", "bfloat16 autocast", False)
+    log: Literal["csv", "tensorboard"] = option(
+        "running", "numbers of each epoch: OUT/history.csv at the end, or also OUT/tensorboard meanwhile", "csv",
+        free=True)
+    # fmt: on
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the backbone starts from given weights."""
+        return self.pretrained or self.weights is not None
+
+    def resolved(self) -> TrainConfig:
+        """With every default filled in, checked.
+
+        Raises:
+            InputError: naming the argument.
+        """
+        config = self
+        for name, known in OPTIONS.items():
+            if known.fill is not None and getattr(config, name) is None:
+                config = replace(config, **{name: known.fill(config)})
+        config._check()
+        return config
+
+    def _check(self) -> None:
+        for name, known in OPTIONS.items():
+            value, kind = getattr(self, name), VALUE_TYPES[name]
+            if value is None:
+                continue
+            problem = known.check(value) if known.check else None
+            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+                problem = f"is unknown: use one of {', '.join(typing.get_args(kind))}"
+            if problem is not None:
+                shown = repr(value) if isinstance(value, (str, float)) else in_words(value)
+                raise InputError(f"{flag(name)} {shown} {problem}")
+        if self.weights is not None and self.pretrained:
+            raise InputError("--weights and --pretrained exclude each other: give one of them")
+        if (self.test_images is None) != (self.test_labels is None):
+            raise InputError("--test-images and --test-labels go together: give both or neither")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {name: _plain(getattr(self, name)) for name in OPTIONS}
+
+    def difference(self, other: dict[str, Any]) -> str | None:
+        """The first argument in which another run (its ``to_dict``) would compute something else, in words."""
+        for name, value in self.to_dict().items():
+            if not OPTIONS[name].free and other.get(name) != value:
+                return f"{flag(name)}: it was {in_words(other.get(name))}, now {in_words(value)}"
+        return None
+
+    def command(self, *, resume: bool = False) -> str:
+        """The shell command that runs this configuration."""
+        words = ["crowdnal", "train"]
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value == f.default and f.name != "objective":
+                continue
+            if f.name == "options":
+                words += [word for option in value for word in (flag(f.name), option)]
+            elif value is True:
+                words.append(flag(f.name))
+            else:
+                words += [flag(f.name), in_words(value)]
+        return shlex.join([*words, "--resume"] if resume else words)
 
 
-def _holds_tensor(hint: Any) -> bool:
-    """Whether an option is a tensor, which no command line can give."""
-    return any(getattr(part, "__module__", "").startswith("torch") for part in (hint, *typing.get_args(hint)))
+OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(TrainConfig)}
+DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
+VALUE_TYPES = {  # of a field that is not None
+    name: typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
+    for name, hint in typing.get_type_hints(TrainConfig).items()
+}
 
 
-def _convert(text: str, hint: Any) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        for value in arguments:
-            if str(value) == text:
-                return value
-        raise ValueError
-    if origin in (typing.Union, types.UnionType):
-        if type(None) in arguments and text.lower() in ("none", ""):
-            return None
-        for candidate in arguments:
-            if candidate is not type(None):
-                try:
-                    return _convert(text, candidate)
-                except ValueError:
-                    continue
-        raise ValueError
-    if hint is bool:
-        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if text.lower() not in words:
-            raise ValueError
-        return words[text.lower()]
-    return hint(text) if hint in (int, float, str) else text
+def flag(name: str) -> str:
+    """The command-line spelling of a field."""
+    return OPTIONS[name].flag or "--" + name.replace("_", "-")
 
 
-def _type_words(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "one of " + "|".join(map(str, arguments))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join("none" if a is type(None) else _type_words(a) for a in arguments)
-    names = {bool: "true|false", int: "an integer", float: "a number", str: "text"}
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
+def default_in_words(name: str) -> str:
+    """The default of a field as the help shows it; empty where there is none."""
+    known, default = OPTIONS[name], DEFAULTS[name]
+    if known.unset is not None or known.fill is not None:
+        return known.unset or str(known.fill)
+    return "" if default is MISSING or in_words(default) == NOT_GIVEN else in_words(default)
 
 
-def _default_device() -> str:
-    import torch
+def options_table() -> str:
+    """The options of ``crowdnal train`` as Markdown, a table for each group."""
+    parts = []
+    for group, note in GROUPS.items():
+        parts += [f"**{group}**{': ' if note else ''}{note}", "", "| option | default | |", "| --- | --- | --- |"]
+        for name, known in OPTIONS.items():
+            if known.group == group:
+                default = "required" if DEFAULTS[name] is MISSING else default_in_words(name)
+                parts.append(f"| `{flag(name)}` | {default} | {known.help} |")
+        parts.append("")
+    return "\n".join(parts)
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+def in_words(value: Any) -> str:
+    """A value of a field as a person would write it."""
+    if value is None or value is False or value in ((), []):
+        return NOT_GIVEN
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    if isinstance(value, (tuple, list)):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="").writerow(value)  # quotes what has a comma
+        return text.getvalue()
+    return str(value)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value.absolute())
     return list(value) if isinstance(value, tuple) else value
-
-
-def _words(value: Any) -> str:
-    return "not given" if value in (None, [], False) else str(value)

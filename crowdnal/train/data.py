@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,8 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from crowdnal._utils.extras import require
-from crowdnal.data import Annotations
-from crowdnal.train import tables
+from crowdnal.data import USUAL, Annotations, Long, Reading, read_answers, read_labels, read_lines
 from crowdnal.train.config import InputError, TrainConfig
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -33,11 +34,6 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.files)
-
-    @property
-    def has_truth(self) -> bool:
-        """Whether any true class is known."""
-        return bool((self.truth >= 0).any())
 
 
 @dataclass(frozen=True)
@@ -58,50 +54,73 @@ def load(config: TrainConfig) -> TrainingData:
         InputError: naming the file, the line and the fix.
     """
     names = find_images(config.images, "--images")
-    columns = (config.task_column, config.worker_column, config.label_column)
-    table = tables.read_annotations(config.annotations, config.format, columns, config.missing, config.items)
-    if not any(label is not None for label in table.label):
+    want = Long(
+        config.task_column,
+        config.worker_column,
+        config.label_column,
+        missing=USUAL if config.missing is None else tuple(filter(None, config.missing)),
+        classes=config.classes,
+    )
+    with as_options():
+        lines = None if config.items is None else read_lines(config.items)
+        how = Reading(None if config.format == "auto" else config.format, config.columns, encoding=config.encoding)
+        answers = read_answers(config.annotations, how, want, lines)
+    if not len(answers.label.codes):
         raise InputError(f"{config.annotations} has no labels at all: check --format and --missing")
-    classes = tuple(config.classes or tables.class_names(table.label))
-    if len(classes) < 2:
-        raise InputError(f"{config.annotations}: all labels are {classes[0]!r}; give all classes with --classes")
-    codes = tables.code_labels(table.label, classes, table.line, table.path)
 
-    row = match(table.task, names, config.images, table.where)
+    def where(task: int) -> str:
+        given = np.flatnonzero(answers.task.codes == task)
+        return answers.place("task", int(given[0])) if len(given) else str(config.annotations)
+
+    tasks = [str(task) for task in answers.task.values]
+    row = match(tasks, names, config.images, where)
     ids = list(names)
     for task, i in row.items():
         ids[i] = task
-    workers = table.workers or sorted(set(table.worker), key=tables.natural)
-    kept = [n for n, code in enumerate(codes) if code >= 0]
-    columns_kept = {
-        "task": [table.task[n] for n in kept],
-        "worker": [table.worker[n] for n in kept],
-        "label": [classes[codes[n]] for n in kept],
-    }
-    annotations = Annotations.from_long(columns_kept, items=ids, annotators=workers, classes=classes)
+    with as_options():
+        annotations = Annotations.trusted(answers.fields(ids, None, config.classes))
+    assert annotations.vocabulary is not None
+    classes = tuple(map(str, annotations.vocabulary.classes))
+    if len(classes) < 2:
+        raise InputError(f"{config.annotations}: all labels are {classes[0]!r}; give all classes with --classes")
 
     truth = torch.full((len(names),), -1)
     if config.truth is not None:
-        labels = tables.read_labels(config.truth, config.items, (columns[0], columns[2]), "--truth")
-        at = match(labels.task, names, config.images, labels.where)
-        truth[[at[task] for task in labels.task]] = torch.tensor(
-            tables.code_labels(labels.label, classes, labels.line, labels.path)
-        )
+        with as_options():
+            labels = read_labels(config.truth, items=lines, task=config.task_column, label=config.label_column)
+            codes = labels.codes(annotations.vocabulary.classes)
+        known = list(map(str, labels.items))
+        at = match(known, names, config.images, labels.place)
+        truth[[at[task] for task in known]] = codes
     images = Images(tuple(config.images / name for name in names), tuple(ids), truth)
-    test = _test_images(config, classes)
+    test = _test_images(config, annotations.vocabulary.classes)
     return TrainingData(images, annotations, test, classes, _fingerprint(annotations, images, test))
 
 
-def _test_images(config: TrainConfig, classes: tuple[str, ...]) -> Images:
+def _test_images(config: TrainConfig, classes: Sequence[Hashable]) -> Images:
     if config.test_images is None or config.test_labels is None:
         return Images((), (), torch.empty(0, dtype=torch.int64))
     names = find_images(config.test_images, "--test-images")
-    columns = (config.task_column, config.label_column)
-    table = tables.read_labels(config.test_labels, config.test_items, columns, "--test-labels")
-    row = match(table.task, names, config.test_images, table.where)
-    files = tuple(config.test_images / names[row[task]] for task in table.task)
-    codes = tables.code_labels(table.label, classes, table.line, table.path)
-    return Images(files, tuple(table.task), torch.tensor(codes))
+    with as_options(items="--test-items"):
+        lines = None if config.test_items is None else read_lines(config.test_items)
+        labels = read_labels(config.test_labels, items=lines, task=config.task_column, label=config.label_column)
+        codes = labels.codes(classes)
+    tasks = list(map(str, labels.items))
+    row = match(tasks, names, config.test_images, labels.place)
+    return Images(tuple(config.test_images / names[row[task]] for task in tasks), tuple(tasks), codes)
+
+
+@contextmanager
+def as_options(**other: str) -> Iterator[None]:
+    """A reader's errors in the words of the command: ``task=`` is --task-column."""
+    flags = {name: f"--{name}-column" for name in ("task", "worker", "label")}
+    flags |= {name: f"--{name}" for name in ("classes", "columns", "encoding", "format", "items", "missing")} | other
+    try:
+        yield
+    except ValueError as error:
+        text = re.sub(r"\bis not in classes\b", "is not in classes=", str(error))
+        argument = rf"\b({'|'.join(flags)})=(?=(['\"\w])?)"  # with its value behind it, or without
+        raise InputError(re.sub(argument, lambda match: flags[match[1]] + " " * bool(match[2]), text)) from None
 
 
 def find_images(root: Path, argument: str) -> list[str]:

@@ -16,7 +16,7 @@ from crowdnal import metrics, simulation
 from crowdnal._utils.extras import require
 from crowdnal.data import Annotations
 from crowdnal.train import InputError, Result, TrainConfig, run
-from crowdnal.train.outputs import accuracy, majority
+from crowdnal.train.outputs import majority
 from crowdnal.train.progress import Reporter
 
 OBJECTIVES = ("majority-vote", "crowd-layer")
@@ -130,7 +130,7 @@ def _table(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
 
 def _compare(results: dict[str, Result], labels: tuple[Annotations, Tensor], annotators: Crowd) -> dict[str, Any]:
     annotations, truth = labels
-    found: dict[str, Any] = {"vote": {"label_accuracy": accuracy(majority(annotations), truth)}}
+    found: dict[str, Any] = {"vote": {"label_accuracy": metrics.accuracy(majority(annotations), truth)}}
     for name, result in results.items():
         vocabulary = result.data.annotations.vocabulary
         assert vocabulary is not None
@@ -151,8 +151,8 @@ def _print(
     annotations, truth = labels
     right = float((annotations.label == truth[annotations.item]).double().mean())
     reporter.say("")
-    columns = ["trained with", "test accuracy", "training labels right", "reliability, correlation with truth"]
-    rows = [["(votes alone)", "", f"{found['vote']['label_accuracy']:.3f}", ""]]
+    columns = ["trained with", "test accuracy", "training-label accuracy", "reliability, correlation with truth"]
+    rows = [["majority vote, no training", "", f"{found['vote']['label_accuracy']:.3f}", ""]]
     for name in OBJECTIVES:
         numbers = ("test_accuracy", "label_accuracy", "reliability_correlation")
         rows.append([name, *(f"{found[name][number]:.3f}" for number in numbers)])

@@ -18,6 +18,7 @@ _STYLE = {
     "axes.titleweight": "bold", "axes.titlelocation": "left", "text.color": INK, "xtick.color": INK,
     "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
     "axes.facecolor": "white", "figure.constrained_layout.use": True,
+    "text.parse_math": False,  # a name may hold a dollar sign
 }  # fmt: skip
 _MAX_TICKS, _MAX_SMALL_TICKS = 24, 11
 _MAX_NUMBERS = 12
@@ -132,11 +133,13 @@ def reliability(num_labels: Tensor, values: Tensor, spammer: Tensor) -> Any:
     )  # fmt: skip
     if high > 20 * low:
         ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.xaxis.set_minor_formatter("")
     mean = float((values * num_labels).sum() / num_labels.sum())
     ax.axhline(mean, color=ORANGE, linewidth=1.2, linestyle="--", label=f"mean over labels: {mean:.2f}")
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("number of labels")
-    ax.set_ylabel("reliability (mean diagonal)")
+    ax.set_ylabel("reliability (balanced accuracy)")
     ax.grid(color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, borderaxespad=0.2)

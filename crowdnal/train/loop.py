@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from crowdnal import metrics
 from crowdnal._utils.extras import require
 from crowdnal.data import Annotations
 from crowdnal.objectives import RoundsObjective
@@ -19,7 +20,7 @@ from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.data import ImageDataset, derive_seed, seed_everything
 from crowdnal.train.files import load_state, save_state
 from crowdnal.train.progress import Reporter
-from crowdnal.training import CrowdModel
+from crowdnal.training import CrowdModel, ObjectiveCallback, predict_items
 
 CHECKPOINT = "checkpoint.pt"
 SELECTED = "checkpoint-selected.pt"
@@ -131,6 +132,7 @@ class Trainer:
         self.optimizer = _optimizer(model, config)
         self.schedule = _schedule(self.optimizer, config)
         self.progress = Progress()
+        self.callback = ObjectiveCallback(model, (), annotations)
 
     def fit(self) -> Progress:
         """Train up to the last epoch, with a checkpoint after each."""
@@ -142,9 +144,8 @@ class Trainer:
         before = cudnn.deterministic, cudnn.benchmark
         cudnn.deterministic, cudnn.benchmark = True, False
         try:
-            objective, everything = self.model.objective, torch.arange(len(self.annotations))
-            begin = objective.on_train_start if self.progress.epoch == 0 else objective.on_train_resume
-            begin(self.annotations, lambda: self.predict("images", everything))
+            everything = torch.arange(len(self.annotations))  # begins before an epoch seeds what it draws
+            self.callback.begin(self.progress.epoch, lambda: self.predict("images", everything))
             with self.reporter.track("epoch", epochs, self.progress.epoch) as track:
                 while self.progress.epoch < epochs:
                     track.advance(1, self._epoch(self.progress.epoch))
@@ -160,8 +161,7 @@ class Trainer:
         if self.schedule is not None:
             self.schedule.step(epoch)
         rate = self.optimizer.param_groups[0]["lr"]
-        objective = self.model.objective
-        objective.on_epoch_start(epoch)
+        self.callback.on_epoch_start(epoch)
         self.model.train()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for rows, inputs in zip(batches, self.inputs.train(batches, epoch), strict=True):
@@ -174,13 +174,13 @@ class Trainer:
             loss.backward()
             self.optimizer.step()
             total += loss.detach() * len(rows)
-        objective.on_epoch_end(epoch)
+        self.callback.on_epoch_end(epoch)
         mean = float(total) / len(self.rows)
         if mean != mean or abs(mean) == float("inf"):
             raise InputError(f"the loss is {mean} in epoch {epoch + 1}: lower --lr or --objective-lr")
         row = {"epoch": epoch + 1, "lr": rate, "train_loss": mean, **self._measure()}
-        if isinstance(objective, RoundsObjective):
-            made = objective.history[-1:]
+        if isinstance(self.model.objective, RoundsObjective):
+            made = self.callback.history[-1:]
             row["round_log_likelihood"] = made[0].log_likelihood if made and made[0].epoch == epoch else None
         return self._finish(row)
 
@@ -193,12 +193,13 @@ class Trainer:
             likelihood = float(self.model.objective.log_likelihood(logits, heldout, features).double().mean())
         if len(self.test_truth):
             logits, _ = self.predict("test", torch.arange(len(self.test_truth)))
-            accuracy = float((logits.argmax(1) == self.test_truth).double().mean())
+            accuracy = metrics.accuracy(logits, self.test_truth)
         return {"heldout_log_likelihood": likelihood, "test_accuracy": accuracy}
 
     def _finish(self, row: dict[str, float | None]) -> str:
         progress = self.progress
         progress.history.append(row)
+        self.reporter.log(row)
         progress.epoch += 1
         value = row["heldout_log_likelihood"]
         if value is not None and (progress.selected_value is None or value > progress.selected_value):
@@ -206,11 +207,7 @@ class Trainer:
             save_state(self.out / SELECTED, {"epoch": progress.epoch, "model": self.model.state_dict()})
         save_state(
             self.out / CHECKPOINT,
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "progress": vars(progress),
-            },
+            {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "progress": vars(progress)},
         )
         names = {"train_loss": "loss", "heldout_log_likelihood": "held-out", "test_accuracy": "test"}
         names["round_log_likelihood"] = "round"
@@ -225,20 +222,19 @@ class Trainer:
             self.optimizer.load_state_dict(state["optimizer"])
             self.progress = Progress(**state["progress"])
 
-    @torch.no_grad()
     def predict(self, split: str, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The objective's logits ``[n, C]`` in evaluation mode, and features where the objective needs them."""
-        self.model.eval()
-        logits, features = [], []
-        if not len(rows):
-            return torch.empty(0, self.model.objective.num_classes, device=self.device), None
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp):
-            for inputs in self.inputs.evaluate(split, rows):
-                block, feature = self.model.logits_and_features(inputs)
-                logits.append(self.model.objective.predict(block, feature).float())
-                if feature is not None:
-                    features.append(feature.float())
-        return torch.cat(logits), torch.cat(features) if features else None
+        blocks = self.inputs.evaluate(split, rows) if len(rows) else ()
+        amp = torch.bfloat16 if self.config.amp else None
+        return predict_items(self.model, _numbered(blocks), len(rows), amp=amp)
+
+
+def _numbered(blocks: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks with the places of their rows, one after the other."""
+    first = 0
+    for block in blocks:
+        yield torch.arange(first, first + len(block), device=block.device), block
+        first += len(block)
 
 
 def _batches(rows: Tensor, size: int) -> list[Tensor]:

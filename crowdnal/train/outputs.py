@@ -33,7 +33,7 @@ class Estimates:
         probs: ``[N, C]`` of the classifier alone.
         posterior: ``[N, C]`` given classifier and annotations.
         confusion: ``[R, C, K]`` rows = true class.
-        reliability: ``[R]``.
+        reliability: ``[R]``, balanced accuracy; see :func:`crowdnal.metrics.reliability`.
         spammer_score: ``[R]``.
         num_labels: ``[R]`` labels each annotator gave.
         from_model: whether the confusions are the objective's own, or counted against the classifier.
@@ -57,15 +57,16 @@ def estimate(
     probs = logits.double().softmax(-1)
     posterior = objective.posterior(logits, annotations.to(logits.device), features)
     if objective.models_annotators:
-        confusion = objective.confusion()
+        confusion = objective.confusion().detach().cpu().double()
+        reliability = objective.reliability().detach().cpu().double()
     else:
         confusion = metrics.empirical_confusion(probs.cpu(), annotations, smoothing=1.0)
-    confusion = confusion.detach().cpu().double()
+        reliability = metrics.reliability(confusion)
     return Estimates(
         probs=probs.cpu(),
         posterior=posterior.cpu(),
         confusion=confusion,
-        reliability=confusion.diagonal(dim1=1, dim2=2).mean(-1),
+        reliability=reliability,
         spammer_score=metrics.spammer_score(confusion),
         num_labels=torch.bincount(annotations.annotator, minlength=annotations.num_annotators),
         from_model=objective.models_annotators,
@@ -82,29 +83,22 @@ def measure(data: TrainingData, estimates: Estimates) -> dict[str, Any]:
     """Accuracies against known truths, for ``metrics.json``."""
     found: dict[str, Any] = {}
     if len(data.test):
-        found["test_accuracy"] = accuracy(estimates.test_probs.argmax(1), data.test.truth)
-        found["test_calibration_error"] = float(
-            metrics.expected_calibration_error(estimates.test_probs, data.test.truth)
-        )
-    truth = torch.where(data.annotations.counts > 0, data.images.truth, -1)
-    if bool((truth >= 0).any()):
+        found["test_accuracy"] = metrics.accuracy(estimates.test_probs, data.test.truth)
+        found["test_calibration_error"] = metrics.expected_calibration_error(estimates.test_probs, data.test.truth)
+    known = (data.annotations.counts > 0) & (data.images.truth >= 0)
+    if bool(known.any()):
+        truth = data.images.truth[known]
         found["truth"] = {
-            "items": int((truth >= 0).sum()),
-            "label_accuracy": accuracy(estimates.posterior.argmax(1), truth),
-            "model_accuracy": accuracy(estimates.probs.argmax(1), truth),
-            "majority_vote_accuracy": accuracy(majority(data.annotations), truth),
+            "items": len(truth),
+            "label_accuracy": metrics.accuracy(estimates.posterior[known], truth),
+            "model_accuracy": metrics.accuracy(estimates.probs[known], truth),
+            "majority_vote_accuracy": metrics.accuracy(majority(data.annotations)[known], truth),
         }
     given = estimates.num_labels > 0
     found["mean_reliability"] = float(estimates.reliability[given].mean())
     found["mean_spammer_score"] = float(estimates.spammer_score[given].mean())
     found["confusion_source"] = "objective" if estimates.from_model else "counted against the classifier"
     return found
-
-
-def accuracy(predicted: Tensor, truth: Tensor) -> float:
-    """Share of items with a known truth (0 or more) that are predicted right."""
-    known = truth >= 0
-    return float((predicted[known] == truth[known]).double().mean())
 
 
 def write_tables(out: Path, data: TrainingData, estimates: Estimates, history: Sequence[dict[str, Any]]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ class Reporter:
 
     def __init__(self, quiet: bool = False, console: Any = None) -> None:
         self.quiet = quiet
+        self.board: Any = None  # TensorBoard's writer, while a run logs to it
         self.console: Any = console or require("rich.console", extra="train").Console(
             highlight=False, quiet=quiet, soft_wrap=True
         )
@@ -33,6 +35,28 @@ class Reporter:
         for row in rows:
             table.add_row(*map(escape, row))
         self.console.print(table)
+
+    def log(self, row: Mapping[str, float | None]) -> None:
+        """The numbers of an epoch, to TensorBoard if a run logs to it."""
+        for name, value in row.items():
+            if self.board is not None and value is not None and name != "epoch":
+                self.board.add_scalar(name, value, row["epoch"])
+
+    @contextmanager
+    def logging(self, folder: Path | None, epochs_done: int) -> Iterator[None]:
+        """Meanwhile :meth:`log` writes to TensorBoard's files in ``folder``, where later epochs are purged."""
+        if folder is None:
+            yield
+            return
+        require("tensorboard", extra="tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.board = SummaryWriter(str(folder), purge_step=epochs_done + 1)
+        try:
+            yield
+        finally:
+            self.board.close()
+            self.board = None
 
     @contextmanager
     def track(self, what: str, total: int, done: int = 0) -> Iterator[Track]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ import torch
 
 from crowdnal._utils.extras import require
 from crowdnal.train import figures
+from crowdnal.train.config import NOT_GIVEN, OPTIONS, in_words
 from crowdnal.train.data import TrainingData
-from crowdnal.train.outputs import Estimates, majority
+from crowdnal.train.outputs import TABLE_FILES, Estimates, majority
 
 _CONFUSIONS = 12
 _RANKED = 8
 _GALLERY = 12
+_DECIDING = ("model", "objective", "training")  # groups of options that say what was trained, and how
 _PIXELS_PER_INCH = 94  # letters of all figures are as large as the text around them
 
 _CSS = """
@@ -59,7 +61,7 @@ def render(found: dict[str, Any], data: TrainingData, estimates: Estimates, hist
         found: content of ``metrics.json``.
         data: of the run.
         estimates: of the trained model.
-        history: a row of numbers an epoch.
+        history: a row of numbers per epoch.
     """
     title = f"{found['model']} · {found['arguments']['objective']}"
     parts = [
@@ -78,6 +80,25 @@ def render(found: dict[str, Any], data: TrainingData, estimates: Estimates, hist
         f'content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>{_CSS}</style></head>'
         f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
+
+
+def summary(found: dict[str, Any], out: Path) -> Iterator[str]:
+    """What a run says at its end: the accuracies of ``metrics.json``, and where everything is."""
+    if "test_accuracy" in found:
+        yield f"test accuracy {found['test_accuracy']:.4f} (last epoch, {found['num_test']} images)"
+    if found["selected_epoch"] is not None:
+        accuracy = found["selected_test_accuracy"]
+        reached = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
+        yield f"held-out annotations choose epoch {found['selected_epoch']}{reached}: {out / 'model_selected'}"
+    if "truth" in found:
+        truth = found["truth"]
+        yield (
+            f"accuracy on {truth['items']} annotated images: labels.csv {truth['label_accuracy']:.4f}, "
+            f"classifier alone {truth['model_accuracy']:.4f}, majority vote {truth['majority_vote_accuracy']:.4f}"
+        )
+    yield f"model      {out / 'model.safetensors'}  timm.create_model('local-dir:{out}', pretrained=True)"
+    for name in TABLE_FILES:
+        yield f"{name.split('.')[0]:<10} {out / name}"
 
 
 def _section(title: str, body: str, note: str = "") -> str:
@@ -101,10 +122,10 @@ def _tiles(found: dict[str, Any]) -> str:
         tiles.append((shown, f"epoch {found['selected_epoch']}, chosen by held-out labels"))
     if "truth" in found:
         truth = found["truth"]
-        tiles.append((f"{truth['label_accuracy']:.3f}", f"estimated labels right, of {truth['items']:,} known"))
-        tiles.append((f"{truth['majority_vote_accuracy']:.3f}", "majority vote right on the same"))
+        tiles.append((f"{truth['label_accuracy']:.3f}", f"accuracy of estimated labels, {truth['items']:,} known"))
+        tiles.append((f"{truth['majority_vote_accuracy']:.3f}", "accuracy of the majority vote on the same"))
     tiles += [
-        (f"{found['num_annotations']:,}", f"labels, {found['num_annotations'] / found['num_annotated']:.1f} an image"),
+        (f"{found['num_annotations']:,}", f"labels, {found['num_annotations'] / found['num_annotated']:.1f} per image"),
         (f"{found['num_annotated']:,}", f"annotated of {found['num_images']:,} images"),
         (f"{found['num_annotators']:,}", f"annotators, mean reliability {found['mean_reliability']:.2f}"),
     ]
@@ -117,7 +138,7 @@ def _annotators(found: dict[str, Any], data: TrainingData, estimates: Estimates)
     counts, values = estimates.num_labels[given], estimates.reliability[given]
     picture = figures.reliability(counts, values, estimates.spammer_score[given])
     note = (
-        "Reliability is the mean diagonal of an annotator's confusion matrix. "
+        "Reliability is balanced accuracy, the mean diagonal of an annotator's confusion matrix. "
         + ("The matrices are the objective's own." if estimates.from_model else _EMPIRICAL)
         + " Few labels give a rough estimate; annotators.csv has all annotators."
     )
@@ -211,9 +232,8 @@ def _thumbnail(path: Path) -> str:
 
 
 def _numbers(found: dict[str, Any]) -> str:
-    arguments = found["arguments"]
-    names = "epochs batch_size optimizer lr objective_lr weight_decay drop_rate schedule holdout seed".split()
-    shown = [(name, arguments[name]) for name in names]
+    values = {name: in_words(found["arguments"][name]) for name, option in OPTIONS.items() if option.group in _DECIDING}
+    shown = [(name, text) for name, text in values.items() if text != NOT_GIVEN and not OPTIONS[name].free]
     shown += [("device", found["device"]), ("seconds", ", ".join(f"{k} {v}" for k, v in found["seconds"].items()))]
     if "test_calibration_error" in found:
         shown.append(("test calibration error", f"{found['test_calibration_error']:.4f}"))

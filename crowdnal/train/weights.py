@@ -113,10 +113,9 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             state: Any = require("safetensors.torch", extra="train").load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        raise InputError(
-            f"--weights {path} cannot be read as tensors only ({str(error).splitlines()[0]}): save a state_dict"
-        ) from None
+    except (OSError, RuntimeError, EOFError, LookupError, pickle.UnpicklingError, ValueError) as error:
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise InputError(f"--weights {path} cannot be read as tensors only ({reason}): save a state_dict") from None
     except Exception as error:
         if type(error).__name__ != "SafetensorError":
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,14 +11,13 @@ from torch.utils._pytree import tree_map
 
 from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.data import Annotations, concat
-from crowdnal.objectives import Round, item_rows, row_table
-from crowdnal.training._model import CrowdModel, evaluating
-
-__all__ = ["ObjectiveCallback"]
+from crowdnal.objectives import Predict, Round, item_rows, row_table
+from crowdnal.training._model import CrowdModel
+from crowdnal.training._predict import device_of, predict_items
 
 
 class ObjectiveCallback:
-    """Calls the hooks of an objective in a plain loop; those of EM, which work in rounds, and all others.
+    """Calls the hooks of any objective in a plain loop; EM-style ones refresh their targets between epochs by them.
 
         callback = crowdnal.ObjectiveCallback(model, loader)
         for epoch in range(epochs):
@@ -26,7 +25,8 @@ class ObjectiveCallback:
             ...  # train
             callback.on_epoch_end(epoch)
 
-    A resumed run begins with its own epoch number, after ``model.load_state_dict``.
+    A resumed run begins with its own epoch number, after ``model.load_state_dict``. The first call begins the training,
+    which :meth:`begin` does alone, where something (an optimizer, a random state) is to come after that.
 
     Under several processes the loader of each may give its share of the items (``DistributedSampler``); together they
     give all of them, and every process gets the predictions of all. Predicting neither moves the random state of the
@@ -74,15 +74,24 @@ class ObjectiveCallback:
             self._annotations = found if isinstance(found, Annotations) else self._collected()
         return self._annotations
 
-    def on_epoch_start(self, epoch: int) -> None:
-        """Call before every epoch, 0 the first."""
-        objective = self.model.objective
+    def begin(self, epoch: int = 0, predict: Predict | None = None) -> None:
+        """Starts training, or resumes it in a later epoch than 0; does nothing when called again.
+
+        Args:
+            epoch: the first one.
+            predict: what :meth:`predict` gives, from elsewhere than the loader.
+        """
         if not self._begun:
             self._row_of = row_table(self.annotations.item_id)
+            objective = self.model.objective
             begin = objective.on_train_start if epoch == 0 else objective.on_train_resume
-            begin(self.annotations, self.predict)
+            begin(self.annotations, predict or self.predict)
             self._begun = True
-        objective.on_epoch_start(epoch)
+
+    def on_epoch_start(self, epoch: int) -> None:
+        """Call before every epoch, 0 the first."""
+        self.begin(epoch)
+        self.model.objective.on_epoch_start(epoch)
 
     def on_epoch_end(self, epoch: int) -> None:
         """Call after every epoch."""
@@ -95,38 +104,29 @@ class ObjectiveCallback:
         Raises:
             ValueError: the loader leaves items out, or gives one that the training set does not have.
         """
-        size, device = len(self.annotations), _device(self.model)
+        size, device = len(self.annotations), device_of(self.model)
         seen = torch.zeros(size, device=device)
-        sums: list[Tensor] = []
-        with torch.random.fork_rng(devices=[]), evaluating(self.model):
-            for images, annotations in map(_pair, self.loader):
-                with torch.autocast(device.type, self.amp, enabled=self.amp is not None):
-                    logits, features = self.model.logits_and_features(_to(images, device))
-                    given = [self.model.objective.predict(logits, features)]
-                given += [] if features is None else [features]
-                rows = item_rows(_ids(annotations, size), self._row_of, size).to(device)
-                seen[rows] = 1.0
-                if not sums:
-                    kinds = [torch.promote_types(part.dtype, torch.float32) for part in given]
-                    pairs = zip(given, kinds, strict=True)
-                    sums = [torch.zeros(size, part.shape[1], dtype=kind, device=device) for part, kind in pairs]
-                for total, part in zip(sums, given, strict=True):
-                    total.index_copy_(0, rows, part.to(total))
-        return self._together(sums, seen)
 
-    def _together(self, sums: list[Tensor], seen: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the processes know, each of its own items; several may know of the same."""
-        known = sum_over_processes(seen)
+        def batches() -> Iterator[tuple[Tensor, Any]]:
+            for images, batch in map(_pair, self.loader):
+                rows = item_rows(_ids(batch, size), self._row_of, size).to(device)
+                seen[rows] = 1.0
+                yield rows, _to(images, device)
+
+        with torch.random.fork_rng(devices=[]):
+            logits, features = predict_items(self.model, batches(), size, amp=self.amp)
+        known = sum_over_processes(seen)  # each knows its own items; several may know of the same
         if bool((known == 0).any()):
             row = int((known == 0).nonzero()[0, 0])
             raise ValueError(
                 f"loader gave {int((known > 0).sum())} of the {len(known)} items of the training set, item {row} not: "
                 "predictions of all are needed, so give a loader of the whole set with drop_last=False"
             )
-        if not sums:
-            return torch.zeros(0, self.model.objective.num_classes, device=seen.device), None
-        logits, *features = [sum_over_processes(total) / known.unsqueeze(1).to(total.dtype) for total in sums]
-        return logits, features[0] if features else None
+
+        def mean(table: Tensor) -> Tensor:
+            return sum_over_processes(table) / known.unsqueeze(1).to(table.dtype)
+
+        return mean(logits), None if features is None else mean(features)
 
     def _collected(self) -> Annotations:
         if num_processes() > 1:
@@ -156,10 +156,6 @@ def _ids(annotations: Annotations, size: int) -> Tensor:
         f"a batch of {len(annotations)} items has no item_id: take batches of Annotations (annotations[rows]), which "
         "know the items' places"
     )
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _to(images: Any, device: torch.device) -> Any:

@@ -132,7 +132,7 @@ class CrowdModel(nn.Module):
             self._confirm(images)
         hidden = backbone.forward_features(images)
         features = backbone.forward_head(hidden, pre_logits=True)
-        logits = backbone.get_classifier()(features) if self._single_head else backbone.forward_head(hidden)
+        logits = classify(backbone.get_classifier(), features) if self._single_head else backbone.forward_head(hidden)
         return self._logits(logits), features
 
     @torch.no_grad()
@@ -142,15 +142,12 @@ class CrowdModel(nn.Module):
         # no dropout, no batch statistics, so that neither the model nor the random state moves
         with evaluating(self.backbone):
             whole = self._logits(backbone(images))
-            hidden = backbone.forward_features(images)
-            if not _same(backbone.forward_head(hidden), whole):
+            if not _same(backbone.forward_head(backbone.forward_features(images)), whole):
                 raise ValueError(
                     f"{type(backbone).__name__}.forward is not forward_head(forward_features(images)), so "
-                    "its features cannot be told: use attach(model, objective, features=...)"
+                    "its features cannot be inferred: use attach(model, objective, features=...)"
                 )
-            if self._single_head:
-                features = backbone.forward_head(hidden, pre_logits=True)
-                self._single_head = _same(backbone.get_classifier()(features), whole)
+        self._single_head = self._single_head and has_single_head(backbone, images)
         self._confirmed = len(images) > 0
 
     def _logits(self, output: Any) -> Tensor:
@@ -187,6 +184,29 @@ def is_timm(model: nn.Module) -> bool:
     return isinstance(getattr(model, "num_classes", None), int) and all(
         callable(getattr(model, name, None)) for name in _TIMM
     )
+
+
+def pre_logits(model: nn.Module, images: Tensor) -> Tensor:
+    """``[B, D]``: what the classifier of a timm model gets."""
+    return cast(Any, model).forward_head(cast(Any, model).forward_features(images), pre_logits=True)
+
+
+def classify(classifier: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+    """Logits ``[B, C]`` of a timm model's classifier, a linear layer or the 1x1 convolution that some have."""
+    if isinstance(classifier, nn.Conv2d):
+        return classifier(features[:, :, None, None]).flatten(1)
+    return classifier(features)
+
+
+@torch.no_grad()
+def has_single_head(model: nn.Module, images: Tensor) -> bool:
+    """Whether a timm model is its classifier, one layer, on its pre-logits features: seen on these images."""
+    classifier = cast(Any, model).get_classifier()
+    if not isinstance(classifier, (nn.Linear, nn.Conv2d)):
+        return False
+    with evaluating(model):  # no dropout, no batch statistics, so that neither the model nor the random state moves
+        features = pre_logits(model, images)
+        return features.dim() == 2 and _same(classify(classifier, features), model(images))
 
 
 def _has_linear_classifier(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""EM climbs to the nearest top: train from several starts, keep the one of the highest likelihood."""
+"""EM climbs to the nearest top: train from several random inits, keep the one of the highest likelihood."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from crowdnal.objectives import RoundsObjective
 from crowdnal.training._model import CrowdModel
-
-__all__ = ["Restarts", "best_of_restarts"]
 
 
 class Restarts(NamedTuple):
@@ -39,7 +37,7 @@ def best_of_restarts(train: Callable[[int], CrowdModel], restarts: int = 20, *, 
         model, seed, log_likelihoods = crowdnal.best_of_restarts(train, 20)
 
     Args:
-        train: makes and trains a new model; its objective must work in rounds (CMM, DL-EM and the like).
+        train: makes and trains a new model; its objective must be EM-style (CMM, DL-EM and the like).
         restarts: 1 or more; the paper on CMM has 20.
         seed: of the first run, then one more for each.
 
@@ -55,8 +53,8 @@ def best_of_restarts(train: Callable[[int], CrowdModel], restarts: int = 20, *, 
         objective = model.objective
         if not isinstance(objective, RoundsObjective) or not objective.history:
             raise ValueError(
-                f"the model of train({number}) has made no round ({type(objective).__name__}): use an objective that "
-                "works in rounds, and call its hooks (crowdnal.ObjectiveCallback) for two epochs at least"
+                f"the model of train({number}) has made no round ({type(objective).__name__}): use an EM-style "
+                "objective, and call its hooks (crowdnal.ObjectiveCallback) for two epochs at least"
             )
         likelihood = objective.history[-1].log_likelihood
         if best is None or likelihood > max(likelihoods):

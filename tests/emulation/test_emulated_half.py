@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import test_joint_ops
-import test_ops
 import torch
-from emulated import Emulated
-from emulated_checks import check_bitwise
-from halves import DTYPES, READERS, check_every_number, check_half, half_problem, halved
-from pairs import make_pairs
-from problems import make_problem
+from support import op_arguments
+from support.compare import assert_same
+from support.emulated import Emulated
+from support.emulated_checks import check_bitwise
+from support.halves import DTYPES, READERS, check_every_number, check_half, half_problem, halved
+from support.op_arguments import of_every_kind
+from support.pairs import make_pairs
+from support.problems import make_problem
 
-from crowdnal import reference
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
 
-KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
 # (B, R, C, K, annotations an item): every tier and width of an access, few and many annotations of an annotator
 SIZES = [
     (0, 3, 2, 2, 1),
@@ -36,11 +36,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 def arguments(name: str, sizes: tuple[int, ...], dtype: torch.dtype) -> list[tuple[Any, ...]]:
     problem = half_problem(sizes, dtype)
-    if "pair" in name:
-        return make_pairs(problem, 2).arguments(name) if sizes[2] * sizes[3] < 400 else []
-    kinds = KINDS if "mixture" in name or "joint" in name else KINDS[:1]
-    source = test_joint_ops if name in test_joint_ops.NAMES else test_ops
-    return [args for kind in kinds for args in source.arguments(problem, name, kind)]
+    return [] if "pair" in name and sizes[2] * sizes[3] >= 400 else of_every_kind(problem, name)
 
 
 @dtypes
@@ -68,14 +64,14 @@ def test_every_number_is_read_as_it_is(emulated: Emulated, dtype: torch.dtype) -
 def test_select_keeps_the_dtype(emulated: Emulated, dtype: torch.dtype) -> None:
     confusion = torch.randn(7, 5, 9).to(dtype)
     chosen = torch.tensor([6, 0, 0, 3])
-    assert torch.equal(emulated.op("select")(confusion, chosen), confusion[chosen])
+    assert_same(emulated.op("select")(confusion, chosen), confusion[chosen])
 
 
 @dtypes
 def test_matrices_at_odd_addresses(emulated: Emulated, dtype: torch.dtype) -> None:
     """No access is wider than what the address allows."""
     problem = make_problem(9, 3, 8, 8, 6, seed=5)
-    scores, confusion, *index = halved("mix", test_ops.arguments(problem, "mix")[0], dtype)
+    scores, confusion, *index = halved("mix", op_arguments.arguments(problem, "mix")[0], dtype)
     for shift in (1, 2, 3):
         memory = confusion.new_zeros(confusion.numel() + 4)
         moved = memory[shift : shift + confusion.numel()].view(confusion.shape).copy_(confusion)
@@ -84,7 +80,7 @@ def test_matrices_at_odd_addresses(emulated: Emulated, dtype: torch.dtype) -> No
 
 
 def test_all_else_must_be_single(emulated: Emulated) -> None:
-    args = list(halved("mix", test_ops.arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix")[0], torch.float16))
+    args = list(halved("mix", op_arguments.arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix")[0], torch.float16))
     args[0] = args[0].half()
     with pytest.raises(RuntimeError, match="scores must have the dtype of the matrices .float32 beside float16"):
         emulated.op("mix")(*args)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import test_joint_ops
-import test_ops
-from emulated import Emulated
-from pairs import make_pairs
-from problems import make_problem
+from support.emulated import Emulated
+from support.op_arguments import arguments
+from support.problems import make_problem
 
 from crowdnal import reference
 from crowdnal.ops import OPS
+
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
 
 READ = {
     "mix": ("item", "annotator"),
@@ -24,11 +24,6 @@ READ = {
     "em_step": ("annotator", "label"),
     "pair_confusion": ("item", "annotator", "label"),
 }
-ARGUMENTS = {
-    **dict.fromkeys(("mix", "mix_items", "mix_annotators", "softmax_link", "mixture_link"), test_ops.arguments),
-    **dict.fromkeys(("joint_link", "label_log_likelihood", "label_counts", "em_step"), test_joint_ops.arguments),
-    "pair_confusion": lambda p, name, kind: make_pairs(p, 2).arguments(name),
-}
 CASES = [(name, tensor) for name, tensors in READ.items() for tensor in tensors]
 
 
@@ -37,7 +32,7 @@ CASES = [(name, tensor) for name, tensors in READ.items() for tensor in tensors]
 def test_an_id_out_of_range_is_an_assertion(emulated: Emulated, name: str, tensor: str, sizes: tuple[int, ...]) -> None:
     problem = make_problem(*sizes, seed=5)
     for bad, place in ((-1, 0), (10**6, -1)):  # where `order` still sorts the annotators
-        for args in ARGUMENTS[name](problem, name, reference.NONE):
+        for args in arguments(problem, name, reference.NONE):
             named = OPS[name].arguments(*args)
             ids = getattr(named, tensor).clone()
             ids[problem.annotations.order[place]] = bad

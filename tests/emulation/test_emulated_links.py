@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import op_checks
 import pytest
-import test_joint_ops
-import test_ops
 import torch
-from emulated import Emulated
-from emulated_checks import check
-from problems import make_problem
+from support import op_checks
+from support.compare import assert_close
+from support.emulated import Emulated
+from support.emulated_checks import check
+from support.op_arguments import MIXTURE, NORMALIZATIONS, arguments, far_below_zero
+from support.problems import make_problem
 
 from crowdnal import reference
 
-KINDS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
-MIXTURE = ["mixture_link", "mixture_link_backward"]
-JOINT = ["joint_link", "joint_link_backward"]
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
+
+LINKS = [*MIXTURE, "joint_link", "joint_link_backward"]
 COUNTS = ["label_log_likelihood", "label_counts", "em_step"]
-ARGUMENTS = dict.fromkeys(MIXTURE, test_ops.arguments) | dict.fromkeys(JOINT + COUNTS, test_joint_ops.arguments)
 # (B, R, C, K, annotations an item): both sides of every border between tiers and tiles
 SIZES = [
     (0, 3, 2, 2, 1),
@@ -41,34 +40,25 @@ SIZES = [
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", MIXTURE + JOINT)
+@pytest.mark.parametrize("kind", NORMALIZATIONS)
+@pytest.mark.parametrize("name", LINKS)
 def test_links_equal_the_reference(emulated: Emulated, name: str, kind: int, sizes: tuple[int, ...]) -> None:
-    for args in ARGUMENTS[name](make_problem(*sizes, seed=5), name, kind):
+    for args in arguments(make_problem(*sizes, seed=5), name, kind):
         check(emulated, name, args)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_equal_the_reference(emulated: Emulated, name: str, sizes: tuple[int, ...]) -> None:
-    for args in ARGUMENTS[name](make_problem(*sizes, seed=5), name):
+    for args in arguments(make_problem(*sizes, seed=5), name):
         check(emulated, name, args)
 
 
 @pytest.mark.parametrize("per_item", [2, 40])
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", NORMALIZATIONS[1:])
 def test_stored_values_far_below_zero(emulated: Emulated, kind: int, per_item: int) -> None:
-    problem = make_problem(6, 4, 5, 20, per_item, seed=4)
-    problem.confusion[0, :, 0] = -110.0
-    problem.confusion[1, 2] -= 120.0
-    problem.confusion[2] = 40 * problem.confusion[2] - 200.0
-    problem.confusion[3] *= 30.0
-    for name in MIXTURE + JOINT:
-        for args in ARGUMENTS[name](problem, name, kind):
-            truth = op_checks.as_tuple(getattr(reference, name)(*args))
-            for inputs, tolerance in ((args, 1e-9), (op_checks.to_float(args), 2e-4)):
-                for ours, wanted in zip(emulated.op(name)(*inputs), truth, strict=True):
-                    torch.testing.assert_close(ours.double(), wanted, rtol=tolerance, atol=tolerance)
+    for name in LINKS:
+        op_checks.check_far_below_zero(emulated.op(name), name, kind, far_below_zero(20, per_item, items=6))
 
 
 def test_a_weight_of_zero_adds_nothing(emulated: Emulated) -> None:
@@ -87,12 +77,12 @@ def test_long_counts_lose_no_accuracy(emulated: Emulated, labels: int) -> None:
     index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
     values, label = torch.rand(nnz, 3), torch.zeros(nnz, dtype=torch.long)
     out = emulated.op("label_counts")(values, None, *index, label, 2, labels)
-    torch.testing.assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
+    assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
     assert not out[0, 1:].any() and not out[1].any()
 
 
 def test_em_step_needs_the_order(emulated: Emulated) -> None:
-    args = test_joint_ops.arguments(make_problem(6, 3, 4, 4, 4, seed=6), "em_step")[0]
+    args = arguments(make_problem(6, 3, 4, 4, 4, seed=6), "em_step")[0]
     with pytest.raises(RuntimeError, match="needs the order"):
         emulated.op("em_step")(*op_checks.changed("em_step", args, order=lambda _: None))
 

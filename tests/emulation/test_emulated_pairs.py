@@ -6,17 +6,20 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import op_checks
 import pytest
 import torch
-from emulated import Emulated, program
-from emulated_checks import check, check_bitwise
-from halves import DTYPES, check_half, half_problem
-from long_segments import WHERE, long_problem
-from pairs import NAMES, Pairs, check_huge_values, impossible, make_pairs
-from problems import make_problem
+from support import op_checks
+from support.compare import assert_close, assert_same
+from support.emulated import Emulated, program
+from support.emulated_checks import check, check_bitwise
+from support.halves import DTYPES, check_half, half_problem
+from support.long_segments import WHERE, check_share, long_problem
+from support.pairs import NAMES, Pairs, impossible, make_pairs
+from support.problems import make_problem
 
 from crowdnal import reference
+
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
 
 # (B, R, C, K, annotations an item) and latents: no items, no annotations, every width of an access, rows that fill a
 # group and rows that one walks along, more and fewer annotators than annotations, groups that keep an item and not
@@ -58,10 +61,8 @@ def both(emulated: Emulated, inputs: tuple[Any, ...], tolerance: float = 1e-5) -
     for name, args in zip(NAMES, (inputs, backward(inputs)), strict=True):
         op_checks.check_values(emulated.op(name), getattr(reference, name), args)
         check_bitwise(emulated, name, op_checks.to_float(args))
-        truth, single = getattr(reference, name)(*args), emulated.op(name)(*op_checks.to_float(args))
-        for ours, wanted in zip(single, truth, strict=True):
-            torch.testing.assert_close(ours.double(), wanted, rtol=tolerance, atol=tolerance)
-        outs += single
+        op_checks.check_single(emulated.op(name), getattr(reference, name), args, tolerance)
+        outs += emulated.op(name)(*op_checks.to_float(args))
     return outs
 
 
@@ -103,7 +104,7 @@ def test_tensors_at_odd_addresses(emulated: Emulated) -> None:
             assert moved[at].is_contiguous() and moved[at].data_ptr() % 16 == 4
         outs.append(emulated.op(NAMES[0])(*moved)[0])
     assert all(torch.equal(out, outs[0]) and not torch.equal(out, usual) for out in outs)
-    torch.testing.assert_close(outs[0], usual, rtol=1e-5, atol=1e-5)
+    assert_close(outs[0], usual, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("labels", "latents"), [(3, 4), (110, 4), (45, 3)])
@@ -123,7 +124,7 @@ def test_exact_and_other_classes_of_an_annotation(emulated: Emulated, labels: in
 @pytest.mark.parametrize("latents", [3, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_huge_values(emulated: Emulated, name: str, latents: int) -> None:
-    check_huge_values(emulated.op(name), name, latents)
+    op_checks.check_huge_values(emulated.op(name), name, latents)
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +149,7 @@ def test_a_long_segment_loses_no_accuracy(emulated: Emulated, where: str, latent
         case.difficulty[:, :, 0] -= 64
     for name in NAMES:
         args = case.arguments(name)[0]
-        outs = zip(emulated.op(name)(*op_checks.to_float(args)), getattr(reference, name)(*args), strict=True)
-        assert max((ours - truth).abs().max() / truth.abs().max() for ours, truth in outs) < 2e-6
+        check_share(emulated.op(name), getattr(reference, name), args, (0, 1))
 
 
 @pytest.mark.parametrize("num_annotators", [4, 50])  # fewer and more than annotations
@@ -163,7 +163,7 @@ def test_who_is_absent_costs_no_gradient(emulated: Emulated, num_annotators: int
     saved = backward(inputs)
     case.competence[absent] = case.difficulty[[0, 2, 4]] = torch.nan
     grads = emulated.op(NAMES[1])(saved[0], case.difficulty, case.competence, *saved[3:])
-    assert all(torch.equal(a, b) for a, b in zip(grads, clean, strict=True))
+    assert_same(grads, clean, "gradient")
     assert not grads[0][[0, 2, 4]].any() and not grads[1][absent].any()
 
 
@@ -183,7 +183,7 @@ def test_nan_stays(emulated: Emulated) -> None:
     case.difficulty[1, 0, 1, 2] = torch.nan
     (log_q, _), (wanted, _) = emulated.op(NAMES[0])(*case.inputs), reference.pair_confusion(*case.inputs)
     assert wanted.isnan().any()
-    torch.testing.assert_close(log_q, wanted, equal_nan=True, rtol=1e-9, atol=1e-9)
+    assert_close(log_q, wanted, equal_nan=True, rtol=1e-9, atol=1e-9)
 
 
 def test_gradients_of_one_side_alone(emulated: Emulated) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import op_checks
 import pytest
 import torch
-from emulated import Emulated
-from emulated_checks import check
-from problems import Problem, make_problem
-from test_ops import arguments
+from support import op_checks
+from support.compare import assert_close
+from support.emulated import Emulated
+from support.emulated_checks import check
+from support.op_arguments import SOFTMAX as NAMES
+from support.op_arguments import arguments
+from support.problems import Problem, make_problem
 
 from crowdnal import reference
 
-NAMES = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward"]
+pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
+
 # (B, R, C, K, annotations an item): both sides of every border between tiers and tiles
 SIZES = [
     (0, 3, 2, 2, 1),
@@ -68,9 +71,9 @@ def test_addresses_may_be_those_of_single_numbers(emulated: Emulated, name: str)
             else a
             for a in op_checks.to_float(args)
         )
+        ours = [out.double() for out in op_checks.as_tuple(emulated.op(name)(*shifted))]
         wanted = op_checks.as_tuple(getattr(reference, name)(*args))
-        for ours, truth in zip(op_checks.as_tuple(emulated.op(name)(*shifted)), wanted, strict=True):
-            torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+        assert_close(ours, list(wanted), rtol=1e-5, atol=1e-5, where="output")
 
 
 def test_select(emulated: Emulated) -> None:
@@ -90,8 +93,8 @@ def test_long_segments_lose_no_accuracy(emulated: Emulated) -> None:
     annotator[17:] = 1
     grad = torch.rand(nnz, 3)
     out = emulated.op("mix_annotators")(torch.ones(nnz, 1), grad, indptr, item, annotator, order, 3)
-    torch.testing.assert_close(out[1, 0].double(), grad[17:].double().sum(0), rtol=1e-6, atol=0)
-    torch.testing.assert_close(out[0, 0].double(), grad[:17].double().sum(0), rtol=1e-6, atol=0)
+    assert_close(out[1, 0].double(), grad[17:].double().sum(0), rtol=1e-6, atol=0)
+    assert_close(out[0, 0].double(), grad[:17].double().sum(0), rtol=1e-6, atol=0)
     assert not out[2].any()
 
 
@@ -119,8 +122,8 @@ def test_impossible_labels(emulated: Emulated, labels: int) -> None:
     )
     _, nll, probs = emulated.op("softmax_link")(*args)
     wanted = reference.softmax_link(*args)
-    torch.testing.assert_close(nll, wanted[1])
-    torch.testing.assert_close(probs, wanted[2])
+    assert_close(nll, wanted[1])
+    assert_close(probs, wanted[2])
 
 
 @pytest.mark.parametrize("position", [3, 4])

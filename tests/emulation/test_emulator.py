@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
-import emulated
 import pytest
+from support import emulated
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +85,22 @@ def planted(folder: Path, before: str, after: str) -> Path:
     return csrc
 
 
+def slow(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
         ("// the rows are read", "// the rows are read (a comment changes nothing)", "right"),
         ("        __syncthreads();\n        T part[16]", "        T part[16]", "shared memory is .*outer.cuh"),
-        ("__syncthreads();  // the rows are read", "", "shared memory is .*outer.cuh"),
-        (
+        slow("__syncthreads();  // the rows are read", "", "shared memory is .*outer.cuh"),
+        slow(
             "e < (stop - j) * kAcross; e += kBlockThreads",
             "e <= (stop - j) * kAcross; e += kBlockThreads",
             r"shared memory is read before it is written \(outer.cuh",
         ),
-        (
+        slow(
             "      __syncwarp();\n      stage<T, V>(staged, z0",
             "      stage<T, V>(staged, z0",
             "shared memory is .*small_outer.cuh",
@@ -114,12 +119,14 @@ def test_planted_mistakes_are_caught(tmp_path: Path, before: str, after: str, me
     pytest.raises(RuntimeError, _raise, line).match(message)
 
 
+@pytest.mark.slow
 def test_every_kernel_stays_in_its_arrays(tmp_path: Path) -> None:
     """Under AddressSanitizer. Memory of the emulator's own threads is told apart by its annotations of fibers."""
     program = emulated.program("all", tmp_path, flags=["-g1", "-fsanitize=address"])
     assert run(program) == ["done"]
 
 
+@pytest.mark.slow
 def test_sanitizer_sees_one_element_too_many(tmp_path: Path) -> None:
     csrc = planted(tmp_path, "if (c < shape.rows && aligned", "if (c <= shape.rows && aligned")
     program = emulated.program("outer", tmp_path, csrc, ["-g1", "-fsanitize=address"])

@@ -1,19 +1,54 @@
-"""What an objective is: a criterion with parameters that model how annotators label a true class."""
+"""What an objective is: a criterion with parameters that model how annotators label a true class.
+
+A method is one file with a class that ``@register`` names::
+
+    @register("my-method", link="softmax(p W_r)", source="Author 2026")
+    class MyMethod(SoftmaxObjective):
+        '''Cross-entropy of each label, plus ``strength`` times ... (and ``Args:``, with ``strength``).'''
+
+        def __init__(
+            self, num_classes: int, num_annotators: int, *, strength: float = 0.1, **common: Unpack[ConfusionOptions]
+        ) -> None:
+            super().__init__(num_classes, num_annotators, **common)
+            check_amount(strength=strength)
+            self.strength = strength
+            self.annotators = self.free_matrices()
+
+        @override
+        def penalty(self, annotations: Annotations) -> Tensor:
+            return self.strength * self.annotators.weight.square().sum()
+
+An option is named, documented and given its default once, in the class that takes it; a subclass hands on those of its
+base with ``**common``, typed by the ``TypedDict`` above the base (one that changes a default names that option itself).
+``inspect.signature``, ``help`` and ``--option`` show them all: `Objective.__init_subclass__` sees to it.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from crowdnal import metrics
+from crowdnal._utils.options import check_choice, check_integer
 from crowdnal.aggregation import posterior
 from crowdnal.data import Annotations, as_annotations
 from crowdnal.functional import Reduction
+from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.signature import full_doc, full_signature
 
 # logits [N, C] of the whole training set in its order, and features [N, D] where the objective needs them
 Predict = Callable[[], tuple[Tensor, Tensor | None]]
+
+
+class ObjectiveOptions(TypedDict, total=False):
+    """Those of :class:`Objective`."""
+
+    num_labels: int | None
+    reduction: Reduction
 
 
 class Objective(nn.Module):
@@ -21,8 +56,8 @@ class Objective(nn.Module):
 
     A method implements ``_nll`` (or ``_loss`` and ``_log_likelihood``), ``confusion`` and what else of the
     following differs.
-    ``loss``, ``log_likelihood`` and ``posterior`` check their input, switch autocast off and hand at least
-    float32 logits and ``Annotations`` to the method, which never has to think about either.
+    ``loss``, ``log_likelihood`` and ``posterior`` check their input, switch autocast off and hand the method a
+    ``Batch``: at least float32 logits and ``Annotations``, so that it never has to think about either.
 
     Args:
         num_classes: C, the true classes.
@@ -34,29 +69,32 @@ class Objective(nn.Module):
     """
 
     name: ClassVar[str]
+    link: ClassVar[str]
+    source: ClassVar[str]
+    __signature__: ClassVar[inspect.Signature]
     needs_features: bool = False
     models_annotators: bool = True
+    parts: ClassVar[tuple[type, ...]] = ()
+    """Classes, other than the base, to which the constructor hands options on."""
 
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-    ) -> None:
+        self, num_classes: int, num_annotators: int, *,
+        num_labels: int | None = None, reduction: Reduction = "mean",
+    ) -> None:  # fmt: skip
         super().__init__()
         num_labels = num_classes if num_labels is None else num_labels
-        sizes = {"num_classes": num_classes, "num_annotators": num_annotators, "num_labels": num_labels}
-        for argument, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{argument}={size!r} must be a positive integer")
-        if reduction not in get_args(Reduction):
-            raise ValueError(f"reduction={reduction!r} is unknown: use one of {', '.join(get_args(Reduction))}")
+        check_integer(1, num_classes=num_classes, num_annotators=num_annotators, num_labels=num_labels)
+        check_choice(Reduction, reduction=reduction)
         self.num_classes = num_classes
         self.num_annotators = num_annotators
         self.num_labels = num_labels
         self.reduction: Reduction = reduction
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__signature__ = full_signature(cls, cls.parts)
+        cls.__doc__ = full_doc(cls)
 
     def forward(self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None) -> Tensor:
         """Same as :meth:`loss`."""
@@ -73,12 +111,12 @@ class Objective(nn.Module):
         Returns:
             Scalar, or ``[nnz]`` for ``reduction="none"``.
         """
-        logits, annotations = self._inputs(logits, annotations, features)
-        with torch.autocast(logits.device.type, enabled=False):
-            loss = self._loss(logits, annotations, features)
-            if self.reduction == "none" or annotations.num_annotations == 0:
+        batch = self.as_batch(logits, annotations, features)
+        with torch.autocast(batch.logits.device.type, enabled=False):
+            loss = self._loss(batch)
+            if self.reduction == "none" or batch.annotations.num_annotations == 0:
                 return loss
-            penalty = self.penalty(annotations)
+            penalty = self.penalty(batch.annotations)
             return loss if penalty is None else loss + penalty.to(loss.dtype)
 
     @torch.no_grad()
@@ -89,16 +127,16 @@ class Objective(nn.Module):
 
         On annotations that were held out of training its mean chooses an epoch without any clean label.
         """
-        logits, annotations = self._inputs(logits, annotations, features)
-        with torch.autocast(logits.device.type, enabled=False):
-            return self._log_likelihood(logits, annotations, features)
+        batch = self.as_batch(logits, annotations, features)
+        with torch.autocast(batch.logits.device.type, enabled=False):
+            return self._log_likelihood(batch)
 
     @torch.no_grad()
     def posterior(self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None) -> Tensor:
         """``[B, C]`` over true classes given classifier and annotations; see :func:`crowdnal.posterior`."""
-        logits, annotations = self._inputs(logits, annotations, features)
-        with torch.autocast(logits.device.type, enabled=False):
-            return self._posterior(logits, annotations, features)
+        batch = self.as_batch(logits, annotations, features)
+        with torch.autocast(batch.logits.device.type, enabled=False):
+            return self._posterior(batch)
 
     def predict(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Logits ``[B, C]`` of the true class: the classifier's own, unless the method predicts in a way of its own."""
@@ -114,8 +152,8 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal (min(C, K) cells); 1 = always right."""
-        return self.confusion().diagonal(dim1=1, dim2=2).mean(-1)
+        """``[R]``: :func:`crowdnal.metrics.reliability` of the confusions, balanced accuracy; 1 = always right."""
+        return metrics.balanced_accuracy(self.confusion().diagonal(dim1=1, dim2=2), self.num_classes)
 
     def penalty(self, annotations: Annotations) -> Tensor | None:
         """Regulariser: a scalar that ``loss`` adds once to a reduced, non-empty batch; None = none."""
@@ -147,50 +185,52 @@ class Objective(nn.Module):
         """Call after every epoch."""
 
     def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        labels = "" if self.num_labels == self.num_classes else f", num_labels={self.num_labels}"
-        return (
-            f"num_classes={self.num_classes}, num_annotators={self.num_annotators}{labels}, "
-            f"reduction={self.reduction!r}"
-        )
+        """What ``print(objective)`` adds: sizes, reduction, and every word or number that is not the default."""
+        sizes = {"num_classes": self.num_classes, "num_annotators": self.num_annotators}
+        sizes |= {"num_labels": self.num_labels} if self.num_labels != self.num_classes else {}
+        shown: dict[str, object] = {**sizes, "reduction": self.reduction}
+        for name, option in inspect.signature(type(self)).parameters.items():
+            value = getattr(self, name, None)
+            own = name not in (*shown, "num_labels", "training")  # torch's training is no option
+            if own and isinstance(value, (bool, int, float, str)) and value != option.default:
+                shown[name] = value
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return self._nll(logits, annotations, features, annotations.weight, self.reduction)
+    # For methods
 
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        ones = logits.new_ones(annotations.num_annotations)
-        return -self._nll(logits, annotations, features, ones, "none")
+    def _loss(self, batch: Batch) -> Tensor:
+        return self._nll(batch)
 
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
-        """Negative log-likelihood of the labels, reduced with these weights ``[nnz]`` (None = 1)."""
+    def _log_likelihood(self, batch: Batch) -> Tensor:
+        return -self._nll(batch.each())
+
+    def _nll(self, batch: Batch) -> Tensor:
+        """Negative log-likelihood of the labels, with the batch's weights and reduction."""
         raise NotImplementedError
 
-    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return posterior(logits.log_softmax(-1), self.confusion().to(logits.dtype), annotations)
+    def _posterior(self, batch: Batch) -> Tensor:
+        return posterior(batch.logits.log_softmax(-1), self.confusion().to(batch.logits.dtype), batch.annotations)
 
-    def _needs_square(self, what: str) -> None:
+    def require_square(self, what: str) -> None:
+        """A ValueError where annotators choose from other labels than the true classes, which ``what`` cannot model."""
         if self.num_labels != self.num_classes:
             raise ValueError(
                 f"num_labels={self.num_labels} differs from num_classes={self.num_classes}, which {what} "
                 "cannot model: annotators must choose from the true classes here"
             )
 
-    def _inputs(
-        self, logits: Tensor, targets: Annotations | Tensor, features: Tensor | None
-    ) -> tuple[Tensor, Annotations]:
+    def as_batch(self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None) -> Batch:
+        """The arguments of :meth:`loss`, checked, as methods take them.
+
+        Raises:
+            ValueError: naming the argument that does not fit the objective or the others.
+        """
         if logits.dim() != 2 or logits.shape[1] != self.num_classes or not logits.is_floating_point():
             raise ValueError(
                 f"logits is {logits.dtype} {list(logits.shape)} but must be floating point [B, num_classes] "
                 f"with num_classes={self.num_classes}: give the classifier one output for each true class"
             )
-        annotations = as_annotations(targets, num_annotators=self.num_annotators, num_classes=self.num_labels)
+        annotations = as_annotations(annotations, num_annotators=self.num_annotators, num_classes=self.num_labels)
         if annotations.num_items != logits.shape[0]:
             raise ValueError(
                 f"logits has {logits.shape[0]} rows but annotations has {annotations.num_items} items: "
@@ -209,4 +249,4 @@ class Objective(nn.Module):
         dtype = torch.promote_types(logits.dtype, torch.float32)
         for parameter in self.parameters():
             dtype = torch.promote_types(dtype, parameter.dtype)
-        return logits.to(dtype), annotations
+        return Batch(logits.to(dtype), annotations, features, annotations.weight, self.reduction)

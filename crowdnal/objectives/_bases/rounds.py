@@ -1,17 +1,19 @@
-"""Objectives that work in rounds (EM): each makes new targets from the classifier's predictions of all items."""
+"""EM-style objectives: targets are refreshed between epochs, from the classifier's predictions of all items."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from crowdnal._utils.options import check_integer
 from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations, as_annotations
-from crowdnal.functional import Reduction
-from crowdnal.objectives._bases.base import Objective, Predict
+from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
+from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.history import Round, from_tensor, to_tensor
 from crowdnal.objectives._bases.item_rows import item_rows, row_table
 from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
@@ -20,15 +22,21 @@ CALL = (
     "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "
     "after loading a checkpoint, as crowdnal.ObjectiveCallback(model, loader) does"
 )
-"""What an error says that comes of a missing start."""
+"""What an error says that comes of a missing hook."""
+
+
+class RoundsOptions(ObjectiveOptions, total=False):
+    """Those of :class:`RoundsObjective`."""
+
+    epochs_per_round: int
 
 
 class RoundsObjective(Objective):
     """Base of objectives that keep a distribution over the true class of every item of the training set.
 
-    The first targets are the shares of an item's votes. Before each ``epochs_per_round``-th epoch but the first,
+    The first targets are the proportions of an item's votes. Before each ``epochs_per_round``-th epoch but the first,
     ``_round`` replaces them, given the classifier's predictions of the whole training set. A method implements
-    ``_round`` and, for what it knows at the start, ``_start``; the loss is the cross-entropy against the targets.
+    ``_round`` and, for what it knows beforehand, ``_init_targets``; the loss is the cross-entropy against the targets.
 
     Needs ``on_train_start(annotations, predict)``, or ``on_train_resume`` where a checkpoint was loaded, and
     ``on_epoch_start``: :class:`crowdnal.ObjectiveCallback` and ``crowdnal train`` call them. A batch's ``item_id`` are
@@ -38,7 +46,7 @@ class RoundsObjective(Objective):
     The targets are a buffer of the size of the training set: to average weights (EMA), average the backbone.
 
     Args:
-        epochs_per_round: 1 or more.
+        epochs_per_round: epochs between two refreshed targets (of an M-step), 1 or more.
     """
 
     resizable: ClassVar[tuple[str, ...]] = ("targets",)
@@ -48,17 +56,11 @@ class RoundsObjective(Objective):
     _row_of: Tensor | None
 
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        epochs_per_round: int = 1,
-    ) -> None:
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
-        if type(epochs_per_round) is not int or epochs_per_round < 1:
-            raise ValueError(f"epochs_per_round={epochs_per_round!r} must be an integer, 1 or more")
+        self, num_classes: int, num_annotators: int, *,
+        epochs_per_round: int = 1, **common: Unpack[ObjectiveOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, **common)
+        check_integer(1, epochs_per_round=epochs_per_round)
         self.epochs_per_round = epochs_per_round
         self.history: list[Round] = []
         self.register_buffer("targets", torch.zeros(0, num_classes))
@@ -69,18 +71,20 @@ class RoundsObjective(Objective):
 
     # Hooks
 
+    @override
     def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
-        """Makes the first targets, or keeps those that a checkpoint brought since the last start."""
+        """Makes the first targets, or keeps those that a checkpoint brought since the last one."""
         if annotations is None:
             return
         if self._loaded:
             self.on_train_resume(annotations, predict)
             return
-        self._remember(annotations, predict)
+        annotations = self._remember(annotations, predict)
         self.history = []
         with torch.no_grad():
-            self._start()
+            self._init_targets(annotations)
 
+    @override
     def on_train_resume(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
         """Goes on with the targets that a checkpoint brought.
 
@@ -97,6 +101,7 @@ class RoundsObjective(Objective):
         self._remember(annotations, predict)
         self._loaded = False
 
+    @override
     def on_epoch_start(self, epoch: int) -> None:
         """Makes a round where one is due."""
         if not self._due(epoch):
@@ -107,8 +112,7 @@ class RoundsObjective(Objective):
         with torch.no_grad():
             logits, features = self._predict()
             self._annotations = self._annotations.to(logits.device)
-            logits, annotations = self._inputs(logits, self._annotations, features)
-            likelihood = self._round(logits, annotations, features)
+            likelihood = self._round(self.as_batch(logits, self._annotations, features))
         number = self.history[-1].round + 1 if self.history else 1
         self.history.append(Round(number, epoch, float(likelihood), time.perf_counter() - started))
 
@@ -117,18 +121,12 @@ class RoundsObjective(Objective):
 
     # For methods
 
-    def _start(self) -> None:
-        """Sets the first targets: ``self._annotations`` is there."""
-        assert self._annotations is not None
-        self._set_targets(vote_proportions(self._annotations, self.num_classes))
+    def _init_targets(self, annotations: Annotations) -> None:
+        """Sets the first targets, given the whole training set."""
+        self._set_targets(vote_proportions(annotations, self.num_classes))
 
-    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> float | Tensor:
-        """A round: sets the targets anew.
-
-        Args:
-            logits: ``[N, C]`` of all items, float32 at least.
-            annotations: of all items, on the logits' device.
-            features: ``[N, D]`` where the objective needs them.
+    def _round(self, batch: Batch) -> float | Tensor:
+        """A round: sets the targets anew, from a batch of all N items.
 
         Returns:
             The log-likelihood of the annotations, before anything of the annotators' model is changed.
@@ -159,10 +157,10 @@ class RoundsObjective(Objective):
             return self.targets[: len(annotations)]
         return self.targets[item_rows(annotations.item_id, self._row_of, items)]
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        targets = self._rows(annotations).to(logits.dtype)
-        counted = self._informed(annotations).unsqueeze(1)
-        return target_cross_entropy(logits, targets.where(counted, 0.0), self.reduction)
+    def _loss(self, batch: Batch) -> Tensor:
+        targets = self._rows(batch.annotations).to(batch.logits.dtype)
+        informed = self._informed(batch.annotations).unsqueeze(1)
+        return target_cross_entropy(batch.logits, targets.where(informed, 0.0), batch.reduction)
 
     def _informed(self, annotations: Annotations) -> Tensor:
         """``[B]`` whether the targets of an item say more than the classifier does: it has labels."""
@@ -170,16 +168,19 @@ class RoundsObjective(Objective):
 
     # State
 
-    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         sizes = {"num_annotators": self.num_annotators, "num_classes": self.num_labels}
         annotations = as_annotations(annotations, **sizes).to(self.targets.device).prepare()
         self._row_of = row_table(annotations.item_id)
         self._annotations, self._predict = annotations, predict
+        return annotations
 
+    @override
     def get_extra_state(self) -> Tensor:
         """The history."""
         return to_tensor(self.history)
 
+    @override
     def set_extra_state(self, state: Tensor) -> None:
         """Takes up the history."""
         self.history = from_tensor(state)
@@ -187,15 +188,13 @@ class RoundsObjective(Objective):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in self.resizable:
             given, own = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(given, Tensor) and given.shape[1:] == own.shape[1:] and given.shape != own.shape:
+            if not isinstance(given, Tensor) or given.dim() != own.dim() or given.shape == own.shape:
+                continue
+            if given.shape[1:] == own.shape[1:] or 0 in own.shape[1:]:  # 0: features whose length is not known yet
                 setattr(self, name, own.new_empty(given.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._loaded = len(state_dict.get(prefix + "targets", ())) > 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the run: a copy (a pickle) has the targets, and is told its training set anew."""
+        """Without the run: a copy (a pickle) has the targets, and is given its training set anew."""
         return {**self.__dict__, "_annotations": None, "_predict": None}
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        return f"{super().extra_repr()}, epochs_per_round={self.epochs_per_round}"

@@ -31,13 +31,14 @@ def target_cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) 
         reduction: ``"mean"`` or (the same) ``"item_mean"``, ``"sum"``, or ``"none"``: ``[B]``.
     """
     # where, not a product: an item that does not count must give exactly 0 even if its logits are not finite
-    return reduce_items(-(targets * logits.log_softmax(-1)).where(targets > 0, 0.0).sum(-1), targets, reduction)
+    loss = -(targets * logits.log_softmax(-1)).where(targets > 0, 0.0).sum(-1)
+    return reduce_items(loss, (targets > 0).any(-1), reduction)
 
 
-def reduce_items(loss: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
-    """``loss [B]``, 0 for items whose targets are all zero, reduced over the others."""
+def reduce_items(loss: Tensor, counted: Tensor, reduction: Reduction) -> Tensor:
+    """``loss [B]``, 0 for items that are not ``counted [B]``, reduced over the others."""
     if reduction == "none":
         return loss
     if reduction == "sum":
         return loss.sum()
-    return loss.sum() / (targets > 0).any(-1).sum().clamp(min=1)
+    return loss.sum() / counted.sum().clamp(min=1)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crowdnal import reference
+from crowdnal._utils.probability import proportions
 from crowdnal.data import Annotations
-from crowdnal.functional import segment_sum
+from crowdnal.functional import mixture_step, segment_sum
 from crowdnal.functional.segments import annotation_weight, scatter_rows
 
 FLOOR = 1e-10
@@ -105,7 +105,8 @@ def maximise(expected: Expected, smoothing: float = 0.0) -> tuple[Tensor, Tensor
         expected: of an E-step.
         smoothing: pseudo-count added to every group and to every cell of every confusion; the authors' code adds 1.
     """
-    return _shares(expected.groups + smoothing, 0).log(), _shares(expected.counts + smoothing, 1).log()
+    groups, counts = expected.groups + smoothing, expected.counts + smoothing
+    return proportions(groups, 0, FLOOR).log(), proportions(counts, 1, FLOOR).log()
 
 
 def group_log_probs(log_f: Tensor, log_beta: Tensor, annotations: Annotations) -> Tensor:
@@ -113,23 +114,23 @@ def group_log_probs(log_f: Tensor, log_beta: Tensor, annotations: Annotations) -
     return -torch.stack([_link(log_f, matrix, annotations)[0] for matrix in log_beta], 1)
 
 
-def group_posteriors(log_probs: Tensor, log_mixing: Tensor, annotations: Annotations) -> Tensor:
+def group_posteriors(log_probs: Tensor, log_weights: Tensor, annotations: Annotations) -> Tensor:
     """``p(g | a) ∝ p(g) Π_n p_g(y_n | x_n)`` over all labels of annotator a, ``[R, M]``: section 3.4.
 
     Args:
         log_probs: ``[nnz, M]`` of :func:`group_log_probs`.
-        log_mixing: log p(g), ``[M]``, or ``[nnz, M]`` where it depends on the item: then an annotator's is the mean
+        log_weights: log p(g), ``[M]``, or ``[nnz, M]`` where it depends on the item: then an annotator's is the mean
             over the items they labelled.
         annotations: R annotators. One without labels has p(g).
     """
     evidence = _evidence(log_probs, annotations)
-    if log_mixing.dim() == 1:
-        return (log_mixing + evidence).softmax(1)
-    rows = torch.cat([log_mixing.exp(), torch.ones_like(log_mixing[:, :1])], 1)
+    if log_weights.dim() == 1:
+        return (log_weights + evidence).softmax(1)
+    rows = torch.cat([log_weights.exp(), torch.ones_like(log_weights[:, :1])], 1)
     sums = scatter_rows(rows, annotations.annotator, annotations.order, annotations.num_annotators)
-    everyone = log_mixing.exp().mean(0) if len(log_mixing) else torch.ones_like(evidence[0]) / evidence.shape[1]
-    prior = torch.where(sums[:, -1:] > 0, sums[:, :-1] / sums[:, -1:].clamp(min=1), everyone)
-    return (prior.clamp(min=FLOOR).log() + evidence).softmax(1)
+    everyone = log_weights.exp().mean(0) if len(log_weights) else torch.ones_like(evidence[0]) / evidence.shape[1]
+    own = torch.where(sums[:, -1:] > 0, sums[:, :-1] / sums[:, -1:].clamp(min=1), everyone)
+    return (own.clamp(min=FLOOR).log() + evidence).softmax(1)
 
 
 def as_one(annotations: Annotations) -> Annotations:
@@ -141,12 +142,7 @@ def as_one(annotations: Annotations) -> Annotations:
 
 def _link(log_f: Tensor, log_confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Tensor]:
     """Each label's ``-log Σ_k f_k A[k, y]`` ``[nnz]`` and the posterior of its item's class ``[nnz, C]``."""
-    a = as_one(annotations)
-    _, nll, posterior, _ = torch.ops.crowdnal.mixture_link(
-        log_f, log_confusion.unsqueeze(0).contiguous(), None, a.indptr, a.item, a.annotator, a.order, a.label,
-        reference.NONE, False,
-    )  # fmt: skip
-    return nll, posterior
+    return mixture_step(log_f, log_confusion.unsqueeze(0), as_one(annotations))
 
 
 def _by_label(rows: Tensor, annotations: Annotations) -> Tensor:
@@ -160,11 +156,3 @@ def _evidence(log_probs: Tensor, annotations: Annotations) -> Tensor:
     weight = annotation_weight(annotations, None, log_probs.dtype)
     rows = log_probs if weight is None else log_probs * weight.unsqueeze(1)
     return scatter_rows(rows, annotations.annotator, annotations.order, annotations.num_annotators)
-
-
-def _shares(counts: Tensor, dim: int) -> Tensor:
-    """Counts as distributions along ``dim``, none below the floor; uniform where there are none."""
-    total = counts.sum(dim, keepdim=True)
-    shares = torch.where(total > 0, counts / torch.where(total > 0, total, 1.0), 1 / counts.shape[dim])
-    shares = shares.clamp(min=FLOOR)
-    return shares / shares.sum(dim, keepdim=True)

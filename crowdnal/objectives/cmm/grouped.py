@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from crowdnal import metrics
 from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction
+from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsObjective
 from crowdnal.objectives.cmm.em import group_posteriors
 from crowdnal.objectives.cmm.mixture import GroupMixture
@@ -24,19 +26,21 @@ class GroupedObjective(RoundsObjective):
     mixture: GroupMixture
     membership: Tensor
 
+    @override
     def set_feature_dim(self, feature_dim: int) -> None:
-        """D of the items' features."""
         self.mixture.set_feature_dim(feature_dim)
 
+    @override
     def confusion(self) -> Tensor:
         """``[R, C, K]``: the groups', mixed by p(group | annotator), or for everyone by α."""
         groups = self.group_confusion()
         return torch.einsum("rm,mck->rck", self._members().to(groups), groups)
 
+    @override
     def reliability(self) -> Tensor:
-        """``[R]``: mean of the confusion's diagonal (min(C, K) cells); no confusion of an annotator is built."""
-        diagonals = self.group_confusion().diagonal(dim1=1, dim2=2).mean(-1)
-        return self._members().to(diagonals) @ diagonals
+        """``[R]``: :func:`crowdnal.metrics.reliability`, mixed from the groups': no annotator's matrix is built."""
+        groups = metrics.balanced_accuracy(self.group_confusion().diagonal(dim1=1, dim2=2), self.num_classes)
+        return self._members().to(groups) @ groups
 
     def group_confusion(self) -> Tensor:
         """``[M, C, K]``, detached: β, row = true class, rows sum to 1."""
@@ -47,41 +51,35 @@ class GroupedObjective(RoundsObjective):
         """``[M]``, detached: α; with a gate, ``[B, M]`` for features ``[B, D]``, without them that for features 0."""
         if features is None or not self.needs_features:
             return self._shown(self.mixture.weights())
-        return self.mixture.log_mixing(features, torch.promote_types(features.dtype, torch.float32)).exp()
+        return self.mixture.log_weights(features, torch.promote_types(features.dtype, torch.float32)).exp()
 
     @torch.no_grad()
     def group_posteriors(
         self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None
     ) -> Tensor:
         """``[R, M]``: p(group | annotator) by all labels in these annotations, of the training set or another one."""
-        log_probs, mixing, annotations = self._groups_of(logits, annotations, features)
-        return group_posteriors(log_probs, mixing, annotations)
+        log_probs, log_weights, annotations = self._groups_of(logits, annotations, features)
+        return group_posteriors(log_probs, log_weights, annotations)
 
     @torch.no_grad()
     def annotation_posteriors(
         self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None
     ) -> Tensor:
         """``[nnz, M]``: p(group | item, label) of each annotation for itself."""
-        log_probs, mixing, _ = self._groups_of(logits, annotations, features)
-        return (log_probs + mixing).softmax(1)
+        log_probs, log_weights, _ = self._groups_of(logits, annotations, features)
+        return (log_probs + log_weights).softmax(1)
 
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
-        return self.mixture.nll(logits.log_softmax(-1), annotations, features, weight, reduction)
+    def _nll(self, batch: Batch) -> Tensor:
+        return self.mixture.nll(batch)
 
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+    def _log_likelihood(self, batch: Batch) -> Tensor:
         if len(self.membership) == 0:
-            return super()._log_likelihood(logits, annotations, features)
-        log_probs = self.mixture.log_probs(logits.log_softmax(-1), annotations)
-        return (log_probs + self.membership.to(log_probs).log()[annotations.annotator]).logsumexp(1)
+            return super()._log_likelihood(batch)
+        log_probs = self.mixture.log_probs(batch.logits.log_softmax(-1), batch.annotations)
+        return (log_probs + self.membership.to(log_probs).log()[batch.annotations.annotator]).logsumexp(1)
 
-    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+    def _posterior(self, batch: Batch) -> Tensor:
+        logits, annotations = batch.logits, batch.annotations
         groups = self.group_confusion().transpose(1, 2).to(logits.dtype)
         members = self._members().to(logits.dtype)[annotations.annotator]
         rows = logits.new_zeros(len(members), self.num_classes)
@@ -103,8 +101,9 @@ class GroupedObjective(RoundsObjective):
         self, logits: Tensor, targets: Annotations | Tensor, features: Tensor | None
     ) -> tuple[Tensor, Tensor, Annotations]:
         """``log p_m(y_n | x_i)`` and ``log p(m | x_i)`` of each annotation, ``[nnz, M]`` (the second ``[M]``)."""
-        logits, annotations = self._inputs(logits, targets, features)
-        with torch.autocast(logits.device.type, enabled=False):
-            mixing = self.mixture.log_mixing(features, logits.dtype)
-            log_probs = self.mixture.log_probs(logits.log_softmax(-1), annotations)
-        return log_probs, mixing if mixing.dim() == 1 else mixing[annotations.item], annotations
+        batch = self.as_batch(logits, targets, features)
+        with torch.autocast(batch.logits.device.type, enabled=False):
+            log_weights = self.mixture.log_weights(features, batch.logits.dtype)
+            log_probs = self.mixture.log_probs(batch.logits.log_softmax(-1), batch.annotations)
+        each = log_weights if log_weights.dim() == 1 else log_weights[batch.annotations.item]
+        return log_probs, each, batch.annotations

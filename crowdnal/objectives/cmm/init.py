@@ -1,15 +1,14 @@
-"""Where CMM starts: K-means of the annotations, before any model is there."""
+"""The init of CMM: K-means of the annotations, before any model is there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crowdnal._utils.extras import require
+from crowdnal.aggregation.clustering import confusion_points, fit_clusters, largest_first
 from crowdnal.data import Annotations
 from crowdnal.functional import label_counts, segment_sum
 from crowdnal.functional.segments import annotation_weight, scatter_rows
@@ -18,15 +17,14 @@ from crowdnal.objectives.cmm.em import Expected
 MOST = 100_000
 """Cells that K-means is made of."""
 _FAR = -math.log(torch.finfo(torch.float32).eps)
-_BATCH = 1024
 
 
-def starting_counts(cells: Annotations, shares: Tensor, groups: Tensor, num_groups: int) -> Expected:
-    """What the first M-step counts: the shares of an item's votes for its class, K-means for the label's group.
+def initial_counts(cells: Annotations, votes: Tensor, groups: Tensor, num_groups: int) -> Expected:
+    """What the first M-step counts: an item's vote proportions for its class, K-means for the label's group.
 
     Args:
-        cells: of :func:`crowdnal.cmm_em.label_cells`, or the annotations; K = C.
-        shares: ``[N, C]`` of the items' votes.
+        cells: of :func:`crowdnal.objectives.cmm.em.label_cells`, or the annotations; K = C.
+        votes: ``[N, C]`` vote proportions.
         groups: ``[L]`` group of each cell (annotation).
         num_groups: M.
 
@@ -34,27 +32,27 @@ def starting_counts(cells: Annotations, shares: Tensor, groups: Tensor, num_grou
         Its ``targets`` are the items' votes, and its likelihood is NaN: there is no model yet.
     """
     labels = cells.num_classes
-    weight = annotation_weight(cells, None, shares.dtype)
-    rows = shares[cells.item] if weight is None else shares[cells.item] * weight.unsqueeze(1)
+    weight = annotation_weight(cells, None, votes.dtype)
+    rows = votes[cells.item] if weight is None else votes[cells.item] * weight.unsqueeze(1)
     key = groups * labels + cells.label
     counts = scatter_rows(rows, key, torch.argsort(key, stable=True), num_groups * labels)
     counts = counts.view(num_groups, labels, labels)
-    nothing = torch.full((), torch.nan, dtype=shares.dtype, device=shares.device)
+    nothing = torch.full((), torch.nan, dtype=votes.dtype, device=votes.device)
     return Expected(counts, counts.sum((1, 2)), segment_sum(rows, cells), nothing)
 
 
-def cluster_labels(cells: Annotations, shares: Tensor, num_groups: int, seed: int = 0) -> Tensor:
+def cluster_labels(cells: Annotations, votes: Tensor, num_groups: int, seed: int = 0) -> Tensor:
     """``[L]`` group of each (item, label), by how the label differs from the item's votes.
 
-    Features ``v_i · (-log onehot_j)`` (v_i the shares of the votes, the zeros of the one-hot vector raised to 1.2e-7),
+    Features ``v_i · (-log onehot_j)`` (v_i the vote proportions, the zeros of the one-hot vector raised to 1.2e-7),
     their first three principal components, standardised, and K-means on those that occur, weighted by how often. The
     authors' code takes all N·K pairs, those that nobody gave included, with equal weights. From 100,000 cells on, so
     many drawn at random decide where the groups are.
 
     Where there are fewer different cells than groups, the last groups stay empty; the largest is number 0.
     """
-    weight = annotation_weight(cells, None, shares.dtype)
-    used = torch.arange(cells.num_annotations, device=shares.device)
+    weight = annotation_weight(cells, None, votes.dtype)
+    used = torch.arange(cells.num_annotations, device=votes.device)
     used = used if weight is None else used[weight > 0]
     groups = torch.zeros_like(cells.label)
     if len(used) == 0:
@@ -62,20 +60,18 @@ def cluster_labels(cells: Annotations, shares: Tensor, num_groups: int, seed: in
     generator = torch.Generator().manual_seed(seed)
     drawn = used if len(used) <= MOST else used[torch.randperm(len(used), generator=generator)[:MOST].to(used.device)]
     times = None if weight is None else weight[drawn].cpu().numpy()
-    assign = fit_clusters(_features(cells, shares, drawn), num_groups, seed, components=3, times=times)
+    assign = fit_clusters(_features(cells, votes, drawn), num_groups, seed, components=3, times=times)
     for block in used.split(MOST):
-        groups[block] = torch.from_numpy(assign(_features(cells, shares, block))).to(groups)
+        groups[block] = torch.from_numpy(assign(_features(cells, votes, block))).to(groups)
     return largest_first(groups, weight, num_groups)
 
 
-def cluster_annotators(annotations: Annotations, shares: Tensor, num_groups: int, seed: int = 0) -> Tensor:
-    """``[R]`` group of each annotator, by K-means of their confusions counted against the votes' shares.
+def cluster_annotators(annotations: Annotations, votes: Tensor, num_groups: int, seed: int = 0) -> Tensor:
+    """``[R]`` group of each annotator, by K-means of their confusions counted against the vote proportions.
 
-    One label is added to every cell, so that who gave few labels is near everyone's middle; annotators without any are
-    in group 0, the largest of the others.
+    Annotators without labels are in group 0, the largest of the others.
     """
-    counts = label_counts(shares, annotations).transpose(1, 2) + 1
-    points = (counts / counts.sum(2, keepdim=True)).flatten(1)
+    points = confusion_points(label_counts(votes, annotations)).transpose(1, 2).flatten(1)
     used = torch.bincount(annotations.annotator, minlength=annotations.num_annotators) > 0
     groups = torch.zeros_like(used, dtype=torch.int64)
     if bool(used.any()):
@@ -84,57 +80,7 @@ def cluster_annotators(annotations: Annotations, shares: Tensor, num_groups: int
     return largest_first(groups, used.double(), num_groups)
 
 
-def fit_clusters(
-    points: np.ndarray,
-    num_groups: int,
-    seed: int,
-    *,
-    components: int | None = None,
-    times: np.ndarray | None = None,
-) -> Callable[[np.ndarray], np.ndarray]:
-    """K-means on points ``[L, D]``, L > 0, standardised; as many groups as there are different points at most.
-
-    Args:
-        points: ``[L, D]``.
-        num_groups: 1 or more.
-        seed: of K-means.
-        components: work on so many principal components.
-        times: ``[L]`` how often each point counts.
-
-    Returns:
-        What gives points ``[n, D]`` their groups ``[n]``.
-    """
-    decomposition = require("sklearn.decomposition", extra="train")
-    clusters = require("sklearn.cluster", extra="train")
-    if (points == points[0]).all():
-        return lambda new: np.zeros(len(new), dtype=np.int64)
-    project = None
-    if components is not None:
-        kept = min(components, *points.shape)
-        project = decomposition.PCA(n_components=kept, random_state=seed).fit(points).transform
-        points = project(points)
-    mean, spread = points.mean(0), points.std(0)
-    spread = np.where(spread > 1e-12, spread, 1.0)
-    points = (points - mean) / spread
-    different = len(np.unique(points.round(9), axis=0))
-    means = clusters.MiniBatchKMeans(
-        min(num_groups, different), random_state=seed, batch_size=_BATCH, n_init=3, reassignment_ratio=0.0
-    ).fit(points, sample_weight=times)
-
-    def assign(new: np.ndarray) -> np.ndarray:
-        new = new if project is None else project(new)
-        return np.asarray(means.predict((new - mean) / spread), dtype=np.int64)
-
-    return assign
-
-
-def largest_first(groups: Tensor, weight: Tensor | None, num_groups: int) -> Tensor:
-    """The groups ``[L]`` renumbered by their total weight, so that equal starts are numbered alike."""
-    size = torch.bincount(groups.cpu(), None if weight is None else weight.cpu(), minlength=num_groups)
-    return torch.argsort(torch.argsort(-size, stable=True), stable=True).to(groups)[groups]
-
-
-def _features(cells: Annotations, shares: Tensor, rows: Tensor) -> np.ndarray:
+def _features(cells: Annotations, votes: Tensor, rows: Tensor) -> np.ndarray:
     """``[len(rows), C]``."""
-    features = _FAR * shares[cells.item[rows]]
+    features = _FAR * votes[cells.item[rows]]
     return np.asarray(features.scatter_(1, cells.label[rows].unsqueeze(1), 0.0).cpu().numpy())

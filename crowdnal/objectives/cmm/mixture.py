@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from crowdnal._utils.layers import set_input_size
 from crowdnal.confusion import eye, whole
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction, crowd_mixture_nll
+from crowdnal.functional import crowd_mixture_nll
+from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives.cmm.em import as_one, group_log_probs
 
 
@@ -17,27 +19,21 @@ class GroupMixture(nn.Module):
     """``p(y=j|x) = Σ_m α_m Σ_k β^m[k, j] f_k(x)``, with constant α or ``α(x) = softmax(log α + W x)``.
 
     ``log_alpha [M]`` and ``log_beta [M, K, C]`` (observed label outermost) count up to a constant, which a softmax
-    removes. Starts: groups alike in number, right with probability 0.9 (the first) down to 0.5 (the last), W = 0.
+    removes. Init: groups alike in number, right with probability 0.9 (the first) down to 0.5 (the last), W = 0.
 
     Args:
         trained: by gradients; otherwise the two are buffers in float64, for closed forms.
         gated: α depends on the items' features.
-        feature_dim: their length; None: told later.
+        feature_dim: their length; None: inferred later.
     """
 
     log_alpha: Tensor
     log_beta: Tensor
 
     def __init__(
-        self,
-        num_groups: int,
-        num_classes: int,
-        num_labels: int,
-        *,
-        trained: bool = True,
-        gated: bool = False,
-        feature_dim: int | None = None,
-    ) -> None:
+        self, num_groups: int, num_classes: int, num_labels: int, *,
+        trained: bool = True, gated: bool = False, feature_dim: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         right = torch.linspace(0.9, 0.5, num_groups).view(-1, 1, 1)
         beta = right * eye(num_classes, num_labels) + (1 - right) / num_labels
@@ -70,7 +66,7 @@ class GroupMixture(nn.Module):
         self.log_alpha.copy_(log_alpha)
         self.log_beta.copy_(log_beta)
 
-    def log_mixing(self, features: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def log_weights(self, features: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Differentiable ``log α``: ``[M]``, or with a gate ``[B, M]`` for features ``[B, ...]`` (flattened)."""
         log_alpha = self.log_alpha.to(dtype)
         if self.gate is not None:
@@ -80,18 +76,12 @@ class GroupMixture(nn.Module):
             log_alpha = log_alpha + F.linear(features, self.gate.weight.to(dtype))
         return log_alpha.log_softmax(-1)
 
-    def nll(
-        self,
-        log_f: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
+    def nll(self, batch: Batch) -> Tensor:
         """``-log p(y_n | x_i)``: one mixture over the M·C pairs of group and class, in the fused op."""
-        mixing = self.log_mixing(features, log_f.dtype).unsqueeze(-1)
-        joint = (mixing + log_f.unsqueeze(1)).flatten(1)
-        stored = self.log_beta.to(log_f.dtype).transpose(0, 1).flatten(1).unsqueeze(0)
+        logits, annotations, features, weight, reduction = batch
+        log_weights = self.log_weights(features, logits.dtype).unsqueeze(-1)
+        joint = (log_weights + logits.log_softmax(-1).unsqueeze(1)).flatten(1)
+        stored = self.log_beta.to(logits.dtype).transpose(0, 1).flatten(1).unsqueeze(0)
         return crowd_mixture_nll(
             joint, stored, as_one(annotations), normalization="softmax", weight=weight, reduction=reduction
         )
@@ -109,6 +99,6 @@ class GroupMixture(nn.Module):
         """``[M]``, detached: α (with a gate, that of an item with features 0)."""
         return whole(self.log_alpha).softmax(0)
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
         return str(tuple(self.log_beta.shape))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from crowdnal._utils.options import check_amount, check_choice, check_integer
 from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction
-from crowdnal.objectives._bases.base import Objective, Predict
-from crowdnal.objectives._bases.rounds import RoundsObjective
+from crowdnal.objectives._bases.base import Predict
+from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.rounds import RoundsOptions
+from crowdnal.objectives._registry import register
 from crowdnal.objectives.cmm.em import Expected, expect, expect_annotators, label_cells, maximise
 from crowdnal.objectives.cmm.grouped import GroupedObjective
-from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, starting_counts
+from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, initial_counts
 from crowdnal.objectives.cmm.mixture import GroupMixture
 
 Training = Literal["em", "gradient"]
@@ -24,17 +26,18 @@ Grouped = Literal["annotations", "annotators"]
 Gate = Literal["constant", "features"]
 
 
+@register("cmm", link="Σ_m α_m p β^m: groups of annotations share a confusion", source="Mena & Ñanculef 2019")
 class CMM(GroupedObjective):
     """Each label comes from one of M groups: ``p(y=j|x) = Σ_m α_m Σ_k β^m[k, j] f_k(x)``, f the classifier.
 
     Parameters (M·C·K, hence no ``rank``) and cost do not depend on the number of annotators, who need not even be
-    known. ``training="em"`` works in rounds (E-step and closed forms, equations 4 to 7); in between the classifier is
-    trained on the expected number of an item's labels for each class, so that an item counts as often as it was
-    labelled. ``training="gradient"`` minimises ``-log p(y|x)`` end to end (not in the paper); hooks are optional,
-    ``on_train_start`` brings the start from K-means.
+    known. ``training="em"`` refreshes its targets between epochs (E-step and closed forms, equations 4 to 7); in
+    between the classifier is trained on the expected number of an item's labels for each class, so that an item counts
+    as often as it was labelled. ``training="gradient"`` minimises ``-log p(y|x)`` end to end (not in the paper); hooks
+    are optional, ``on_train_start`` brings the init from K-means.
 
     **What is identified.** The likelihood depends on the mean confusion ``Σ_m α_m β^m`` alone: the classifier learns
-    what it could with a single confusion, and how that one is divided among the groups is decided by the start, K-means
+    what it could with a single confusion, and how that one is divided among the groups is decided by the init, K-means
     of the labels. ``grouped="annotators"`` (not in the paper) takes all labels of an annotator to come from one group,
     which does identify the groups if annotators give several labels each.
 
@@ -50,48 +53,31 @@ class CMM(GroupedObjective):
             one's posterior (``β_a = Σ_m p(m|a) β^m``, section 3.4), which every round makes anew; before the first, and
             in the ``"global"`` setting, by α.
         grouped: what belongs to a group, each of the ``"annotations"`` or of the ``"annotators"`` (EM only).
-        gate: ``"constant"``, or ``"features"``: ``α(x) = softmax(log α + W x)``, a mixture of experts that starts at
-            W = 0; gradient form only.
+        gate: ``"constant"``, or ``"features"``: ``α(x) = softmax(log α + W x)``, a mixture of experts, initialised
+            to W = 0; gradient form only.
         smoothing: pseudo-count for every group and cell, 0 or more; 0 is equation 6, and never lowers the likelihood.
         max_rounds: 1 or more.
         tolerance: no more rounds, and :attr:`converged` (a loop may end), once the log-likelihood changes by less than
             this part of it.
         seed: of K-means.
-        feature_dim: D, for the gate. None: told by ``attach``, or read off the first batch.
-        epochs_per_round: 1 or more.
+        feature_dim: D, for the gate. None: inferred by ``attach``, or from the first batch.
     """
 
-    name: ClassVar[str] = "cmm"
-
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        num_groups: int = 3,
-        training: Training = "em",
-        setting: Setting = "individual",
-        grouped: Grouped = "annotations",
-        gate: Gate = "constant",
-        smoothing: float = 1.0,
-        max_rounds: int = 50,
-        tolerance: float = 1e-5,
-        seed: int = 0,
-        feature_dim: int | None = None,
-        epochs_per_round: int = 1,
-    ) -> None:
-        super().__init__(
-            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round
-        )
-        _check(
-            {"training": (training, Training), "setting": (setting, Setting), "grouped": (grouped, Grouped),
-             "gate": (gate, Gate)}, {"num_groups": num_groups, "max_rounds": max_rounds},
-            {"smoothing": smoothing, "tolerance": tolerance},
-        )  # fmt: skip
+        self, num_classes: int, num_annotators: int, *,
+        num_groups: int = 3, training: Training = "em", setting: Setting = "individual",
+        grouped: Grouped = "annotations", gate: Gate = "constant", smoothing: float = 1.0, max_rounds: int = 50,
+        tolerance: float = 1e-5, seed: int = 0, feature_dim: int | None = None, **common: Unpack[RoundsOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, **common)
+        check_choice(Training, training=training)
+        check_choice(Setting, setting=setting)
+        check_choice(Grouped, grouped=grouped)
+        check_choice(Gate, gate=gate)
+        check_integer(1, num_groups=num_groups, max_rounds=max_rounds)
+        check_amount(smoothing=smoothing, tolerance=tolerance)
         if training == "em":
-            self._needs_square("CMM(training='em')")
+            self.require_square("CMM(training='em')")
             if gate == "features":
                 raise ValueError("gate='features' has no closed form: use training='gradient'")
         if grouped == "annotators" and (training == "gradient" or setting == "global"):
@@ -102,6 +88,7 @@ class CMM(GroupedObjective):
         self.form: Training = training
         self.setting: Setting = setting
         self.grouped: Grouped = grouped
+        self.gate: Gate = gate
         self.smoothing, self.max_rounds, self.tolerance, self.seed = smoothing, max_rounds, tolerance, seed
         self.needs_features = gate == "features"
         self.mixture = GroupMixture(
@@ -119,6 +106,7 @@ class CMM(GroupedObjective):
         before, now = (made.log_likelihood for made in self.history[-2:])
         return abs(now - before) <= self.tolerance * abs(before)
 
+    @override
     def on_train_resume(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
         """Goes on with what a checkpoint brought."""
         if self.form == "em":
@@ -131,43 +119,42 @@ class CMM(GroupedObjective):
             return super()._due(epoch) and self._predict is not None and self.setting == "individual"
         return super()._due(epoch) and len(self.history) < self.max_rounds and not self.converged
 
-    def _start(self) -> None:
-        a = self._annotations
-        if a is None or self.num_labels != self.num_classes:
+    def _init_targets(self, annotations: Annotations) -> None:
+        if self.num_labels != self.num_classes:
             return
-        shares, groups = vote_proportions(a, self.num_classes), self.mixture.weights().shape[0]
+        a = annotations
+        votes, groups = vote_proportions(a, self.num_classes), self.mixture.weights().shape[0]
         if self.grouped == "annotators":
-            mine = cluster_annotators(a, shares, groups, self.seed)[a.annotator]
+            mine = cluster_annotators(a, votes, groups, self.seed)[a.annotator]
         else:
-            a = self._cells_on(a.device)
-            mine = cluster_labels(a, shares, groups, self.seed)
+            a = self._cells_of(a)
+            mine = cluster_labels(a, votes, groups, self.seed)
         self.membership = self.membership[:0]
-        self._take(starting_counts(a, shares, mine, groups))
+        self._take(initial_counts(a, votes, mine, groups))
 
-    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        logits = logits.double()
+    def _round(self, batch: Batch) -> Tensor:
+        logits, annotations, features = batch.logits.double(), batch.annotations, batch.features
         if self.form == "gradient":
-            likelihood = -self._nll(logits, annotations, features, annotations.weight, "sum")
+            likelihood = -self._nll(batch._replace(logits=logits, reduction="sum"))
         else:
             model = self.mixture.log_alpha.double(), self.mixture.log_beta.double()
             if self.grouped == "annotators":
                 found = expect_annotators(logits.log_softmax(1), *model, annotations)
             else:
-                found = expect(logits.log_softmax(1), *model, self._cells_on(logits.device))
+                found = expect(logits.log_softmax(1), *model, self._cells_of(annotations))
             likelihood = found.log_likelihood
             self._take(found)
         if self.setting == "individual":
             self.membership = self.group_posteriors(logits, annotations, features).to(self.membership)
         return likelihood
 
-    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
-        super()._remember(annotations, predict)
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         self._cells = None
+        return super()._remember(annotations, predict)
 
-    def _cells_on(self, device: torch.device) -> Annotations:
-        assert self._annotations is not None
-        cells = label_cells(self._annotations) if self._cells is None else self._cells
-        self._cells = cells.to(device)
+    def _cells_of(self, annotations: Annotations) -> Annotations:
+        cells = label_cells(annotations) if self._cells is None else self._cells
+        self._cells = cells.to(annotations.device)
         return self._cells
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,22 +166,9 @@ class CMM(GroupedObjective):
         if self.form == "em":
             self._set_targets(found.targets)
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return (RoundsObjective if self.form == "em" else Objective)._loss(self, logits, annotations, features)
+    def _loss(self, batch: Batch) -> Tensor:
+        return self._nll(batch) if self.form == "gradient" else super()._loss(batch)
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        words = f"training={self.form!r}, setting={self.setting!r}, grouped={self.grouped!r}"
-        return f"{super().extra_repr()}, {words}, smoothing={self.smoothing}"
-
-
-def _check(words: dict[str, tuple[str, Any]], integers: dict[str, int], amounts: dict[str, float]) -> None:
-    for option, (value, known) in words.items():
-        if value not in get_args(known):
-            raise ValueError(f"{option}={value!r} is unknown: use one of {', '.join(get_args(known))}")
-    for option, number in integers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{option}={number!r} must be an integer, 1 or more")
-    for option, amount in amounts.items():
-        if not 0 <= amount < math.inf:
-            raise ValueError(f"{option}={amount!r} must be finite and not negative")
+        return f"{super().extra_repr()}, training={self.form!r}"

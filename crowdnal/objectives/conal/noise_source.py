@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from crowdnal._utils.layers import linear, set_input_size
+from crowdnal._utils.options import check_integer
 from crowdnal.data import Annotations
 from crowdnal.functional.segments import index_of, mix_indexed
 from crowdnal.functional.sparse import compact
@@ -19,29 +21,20 @@ class NoiseSource(nn.Module):
 
     u is a linear map of an annotator's features, or of its one-hot identity (then ``annotators [R, d, 1]`` holds one
     for each), with a bias, and normalised; v two linear layers on the item's features, normalised unless
-    ``normalize_items=False``. Starts as ``torch.nn.Linear`` does. The arguments are those of
+    ``normalize_items=False``. Init as of ``torch.nn.Linear``. The arguments are those of
     :class:`crowdnal.objectives.CoNAL`.
     """
 
     features: Tensor | None
 
     def __init__(
-        self,
-        num_annotators: int,
-        feature_dim: int | None,
-        embedding_dim: int,
-        hidden_dim: int,
-        normalize_items: bool,
-        annotator_features: Tensor | None,
-        sparse_grad: bool,
-    ) -> None:
+        self, num_annotators: int, feature_dim: int | None, embedding_dim: int, hidden_dim: int, normalize_items: bool,
+        annotator_features: Tensor | None, sparse_grad: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
-        sizes = {"embedding_dim": embedding_dim, "hidden_dim": hidden_dim, "feature_dim": feature_dim}
-        for argument, size in sizes.items():
-            if size is None and argument == "feature_dim":
-                continue
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{argument}={size!r} must be a positive integer")
+        check_integer(1, embedding_dim=embedding_dim, hidden_dim=hidden_dim)
+        if feature_dim is not None:
+            check_integer(1, feature_dim=feature_dim)
         if annotator_features is not None:
             annotator_features = checked_annotator_features(annotator_features, num_annotators)
         self.normalize_items = normalize_items
@@ -55,7 +48,7 @@ class NoiseSource(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the start (another draw of it)."""
+        """Draws the parameters anew."""
         bound = 1 / math.sqrt(self.annotators.shape[0])
         for parameter in (self.annotators, self.bias):
             nn.init.uniform_(parameter, -bound, bound)
@@ -91,8 +84,8 @@ class NoiseSource(nn.Module):
             table = self.annotators
         return F.normalize(table.to(dtype) + self.bias.to(dtype).unsqueeze(1), dim=1), index
 
+    @override
     def extra_repr(self) -> str:
-        """What ``print(module)`` adds."""
         what = "features" if self.features is not None else "identities"
         return f"annotator {what} {tuple(self.annotators.shape)}, normalize_items={self.normalize_items}"
 
@@ -103,7 +96,7 @@ def checked_annotator_features(features: Tensor, num_annotators: int) -> Tensor:
     if features.dim() != 2 or features.shape[0] != num_annotators or features.shape[1] == 0:
         raise ValueError(
             f"annotator_features has shape {list(features.shape)} but must be [R, F] with R={num_annotators}: "
-            "one row an annotator"
+            "one row per annotator"
         )
     if not features.is_floating_point() or not bool(features.isfinite().all()):
         raise ValueError(

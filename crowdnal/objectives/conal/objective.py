@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
+from crowdnal._utils.options import check_amount, check_choice
 from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.confusion import FreeConfusion, LowRankConfusion, eye, whole
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction, crowd_cross_entropy
+from crowdnal.functional import crowd_cross_entropy
 from crowdnal.functional.reduction import reduce
 from crowdnal.functional.segments import gather_rows
-from crowdnal.objectives._bases.confusions import ConfusionObjective, Groups, annotators_in
+from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.confusions import ConfusionOptions, Scope, SoftmaxObjective, annotators_in
+from crowdnal.objectives._registry import register
 from crowdnal.objectives.conal.noise_source import NoiseSource
-from crowdnal.objectives.trace import Scope
 
 Mixing = Literal["logits", "probabilities"]
-START = 2.0  # times the identity
+INIT = 2.0  # times the identity
 
 
-class CoNAL(ConfusionObjective):
+@register("conal", link="softmax(ω p W_g + (1-ω) p W_r), ω of item and annotator", source="Chu et al. 2021")
+class CoNAL(SoftmaxObjective):
     """Each label comes from a confusion that all annotators share, with probability ω, or from its annotator's own.
 
-    With class probabilities p, the common matrix W_g and the annotator's W_r, all 2I at the start::
+    With class probabilities p, the common matrix W_g and the annotator's W_r, all initialised to 2I::
 
         mixing="logits"         softmax(ω p W_g + (1 - ω) p W_r)          the authors' code and published numbers
         mixing="probabilities"  ω softmax(p W_g) + (1 - ω) softmax(p W_r)  the paper
@@ -35,14 +39,15 @@ class CoNAL(ConfusionObjective):
     ω = sigmoid(u_r · v_i) for every annotation: u_r a normalised linear map of the annotator's features or identity,
     v_i of the item's features (two linear layers with nothing between, as in the authors' code; the paper has one).
     As long as all matrices are equal, ω makes no difference and has no gradient: that comes with the second step.
-    ``separation_weight`` times ``Σ_r ‖W_r - W_g‖`` (Frobenius, not squared) is *subtracted* from the loss.
+    ``separation_weight`` times ``Σ_r ‖W_r - W_g‖`` (Frobenius, not squared) is *subtracted* from the loss. ``groups``
+    share W_r, but not ω. ``confusion()`` gives the individual ones.
 
     The published numbers: features are the raw input (here the input of the classifier's last layer, unless
     ``attach(features=...)`` says otherwise), Adam with learning rate 0.01, on LabelMe the defaults, on Music
     ``embedding_dim=80, normalize_items=False``; the epoch was chosen on clean labels.
 
     Adam makes full steps of a gradient however small: under ``scope="all"`` the matrix of an annotator without labels
-    moves away from the common one for as long as training lasts; under ``"batch"`` it stays at the start.
+    moves away from the common one for as long as training lasts; under ``"batch"`` it stays as it was.
 
     Args:
         mixing: see above.
@@ -52,49 +57,26 @@ class CoNAL(ConfusionObjective):
         separation_weight: 0 or more.
         scope: the sum is over ``"all"`` annotators, once a batch (the paper; the cost of a step grows with R), or over
             those who label something in the ``"batch"``.
-        feature_dim: D of the items' features; None: told by ``attach``, or read off the first batch (make that before
+        feature_dim: D of the items' features; None: inferred by ``attach``, or from the first batch (make that before
             ``DistributedDataParallel`` or ``torch.compile``).
         annotator_features: ``[R, F]``, known facts about annotators; None: their identity.
-        groups: ``[R]`` the group of each annotator, 0 to G-1; its members share W_r, but not ω.
-        rank: ``W_r = diag(d_r) + U_r V_r`` of this rank (1 to min(C, K)), so that a thousand classes and thousands of
-            annotators fit; :class:`crowdnal.confusion.LowRankConfusion`. Not in the paper. ``confusion()`` still builds
-            ``[R, C, K]``; the loss, ``reliability()`` and ``posterior()`` do not.
         sparse_grad: sparse gradients for what belongs to an annotator (its matrix and embedding), as
             :func:`crowdnal.functional.crowd_cross_entropy` does; needs ``scope="batch"`` (or ``separation_weight=0``)
             and `torch.optim.SparseAdam` or SGD.
     """
 
-    name: ClassVar[str] = "conal"
     needs_features = True
 
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None = None,
-        reduction: Reduction = "mean",
-        mixing: Mixing = "logits",
-        embedding_dim: int = 20,
-        hidden_dim: int = 128,
-        normalize_items: bool = True,
-        separation_weight: float = 1e-5,
-        scope: Scope = "all",
-        feature_dim: int | None = None,
-        annotator_features: Tensor | None = None,
-        groups: Groups | None = None,
-        rank: int | None = None,
-        sparse_grad: bool = False,
-    ) -> None:
-        super().__init__(
-            num_classes, num_annotators, num_labels=num_labels, reduction=reduction, groups=groups, rank=rank
-        )
-        if mixing not in get_args(Mixing):
-            raise ValueError(f"mixing={mixing!r} is unknown: use 'logits' or 'probabilities'")
-        if scope not in get_args(Scope):
-            raise ValueError(f"scope={scope!r} is unknown: use 'all' or 'batch'")
-        if not separation_weight >= 0:
-            raise ValueError(f"separation_weight={separation_weight!r} must be 0 or more: the distance is maximised")
+        self, num_classes: int, num_annotators: int, *,
+        mixing: Mixing = "logits", embedding_dim: int = 20, hidden_dim: int = 128, normalize_items: bool = True,
+        separation_weight: float = 1e-5, scope: Scope = "all", feature_dim: int | None = None,
+        annotator_features: Tensor | None = None, sparse_grad: bool = False, **common: Unpack[ConfusionOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, **common)
+        check_choice(Mixing, mixing=mixing)
+        check_choice(Scope, scope=scope)
+        check_amount("the distance is maximised", separation_weight=separation_weight)
         if sparse_grad and scope == "all" and separation_weight > 0:
             raise ValueError(
                 "sparse_grad=True needs scope='batch': the distances of all annotators have a dense gradient"
@@ -102,26 +84,15 @@ class CoNAL(ConfusionObjective):
         self.mixing: Mixing = mixing
         self.separation_weight = separation_weight
         self.scope: Scope = scope
-        if sparse_grad and rank is not None:
-            raise ValueError(f"sparse_grad=True is for full matrices: leave it out with rank={rank}")
-        self.annotators: FreeConfusion | LowRankConfusion
-        sizes = self.num_matrices, num_classes, self.num_labels
-        if rank is None:
-            self.annotators = FreeConfusion(*sizes, scale=START, sparse_grad=sparse_grad)
-        else:
-            self.annotators = LowRankConfusion(*sizes, scale=START, rank=rank)
-        self.common = nn.Parameter(START * eye(num_classes, self.num_labels))
-        self.source = NoiseSource(
+        self.annotators: FreeConfusion | LowRankConfusion = self.free_matrices(INIT, sparse_grad=sparse_grad)
+        self.common = nn.Parameter(INIT * eye(num_classes, self.num_labels))
+        self.noise_source = NoiseSource(
             num_annotators, feature_dim, embedding_dim, hidden_dim, normalize_items, annotator_features, sparse_grad
         )
 
+    @override
     def set_feature_dim(self, feature_dim: int) -> None:
-        """D of the items' features."""
-        self.source.set_feature_dim(feature_dim)
-
-    def confusion(self) -> Tensor:
-        """``[R, C, K]``: the individual ones, softmax of W_r for a classifier that is certain of class k."""
-        return super().confusion()
+        self.noise_source.set_feature_dim(feature_dim)
 
     def common_confusion(self) -> Tensor:
         """``[C, K]``, detached: the common one, row = true class, rows sum to 1."""
@@ -132,10 +103,11 @@ class CoNAL(ConfusionObjective):
         """ω ``[nnz]``: the probability of each annotation to come from the common confusion, whatever its label."""
         # of the annotations' size, so that features that do not fit are what is complained about
         logits = torch.zeros(len(annotations), self.num_classes, device=annotations.device)
-        logits, annotations = self._inputs(logits, annotations, features)
+        batch = self.as_batch(logits, annotations, features)
         with torch.autocast(logits.device.type, enabled=False):
-            return self.source(features.to(logits.dtype), annotations).sigmoid()
+            return self.noise_source(features.to(batch.logits.dtype), batch.annotations).sigmoid()
 
+    @override
     def penalty(self, annotations: Annotations) -> Tensor | None:
         """``-separation_weight · Σ_r ‖W_r - W_g‖``."""
         if self.separation_weight == 0:
@@ -146,52 +118,35 @@ class CoNAL(ConfusionObjective):
         distances = self.annotators.distances(self.common, self._matrix_of(chosen))
         return -self.separation_weight * (distances * present).sum()
 
-    def _nll(
-        self,
-        logits: Tensor,
-        annotations: Annotations,
-        features: Tensor | None,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
+    def _nll(self, batch: Batch) -> Tensor:
+        logits, annotations, features, _, _ = batch
         assert features is not None  # the base has seen to it
         scores, common = logits.softmax(-1), self.common.to(logits.dtype)
-        source = self.source(features.to(logits.dtype), annotations)
+        source = self.noise_source(features.to(logits.dtype), annotations)
         individual = partial(self.annotators.nll, scores, self._by_matrix(annotations))
-        return self._mixed(individual, scores @ common, source, annotations, weight, reduction)
+        return self._mixed(individual, scores @ common, source, batch)
 
-    def _mixed(
-        self,
-        individual: Callable[..., Tensor],
-        shared: Tensor,
-        source: Tensor,
-        annotations: Annotations,
-        weight: Tensor | None,
-        reduction: Reduction,
-    ) -> Tensor:
+    def _mixed(self, individual: Callable[..., Tensor], shared: Tensor, source: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the labels from the scores [B, K] of the common confusion and what the individual gives."""
         if self.mixing == "logits":
-            return individual(weight=weight, reduction=reduction, shared=shared, mixing=source.sigmoid())
-        alone = -individual(weight=torch.ones_like(source), reduction="none")
+            how = {"weight": batch.weight, "reduction": batch.reduction}
+            return individual(**how, shared=shared, mixing=source.sigmoid())
+        annotations, alone = batch.annotations, -individual(weight=torch.ones_like(source), reduction="none")
         every = torch.arange(annotations.num_annotations, device=shared.device)
         together = gather_rows(shared.log_softmax(-1), annotations.item, every)
         together = together.gather(1, annotations.label[:, None])[:, 0]
         likelihood = torch.logaddexp(F.logsigmoid(source) + together, F.logsigmoid(-source) + alone)
-        return reduce(-likelihood, annotations, weight, reduction)
+        return reduce(-likelihood, annotations, batch.weight, batch.reduction)
 
-    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+    def _posterior(self, batch: Batch) -> Tensor:
+        (logits, annotations, features, _, _), each = batch, batch.each()
         assert features is not None
-        source = self.source(features.to(logits.dtype), annotations)
+        source = self.noise_source(features.to(logits.dtype), annotations)
         common, owners = whole(self.common).to(logits.dtype), self._by_matrix(annotations)
-        certain, ones = logits.new_ones(annotations.num_items, 1), torch.ones_like(source)
+        certain = logits.new_ones(annotations.num_items, 1)
         # one class after the other: a row of every matrix, nothing larger than [nnz, C + K]
         nll = []
         for k in range(self.num_classes):
             individual = partial(crowd_cross_entropy, certain, self.annotators.row(k).to(logits.dtype), owners)
-            nll.append(self._mixed(individual, certain @ common[k : k + 1], source, annotations, ones, "none"))
+            nll.append(self._mixed(individual, certain @ common[k : k + 1], source, each))
         return posterior_of_log_likelihood(logits.log_softmax(-1), -torch.stack(nll, 1), annotations)
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        options = f"separation_weight={self.separation_weight}, scope={self.scope!r}"
-        return f"{super().extra_repr()}, mixing={self.mixing!r}, {options}"

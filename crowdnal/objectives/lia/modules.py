@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from crowdnal import functional
 from crowdnal._utils.layers import MLP
+from crowdnal._utils.options import check_choice, check_integer
 from crowdnal.data import Annotations
-from crowdnal.functional.segments import gather_rows
+from crowdnal.functional.segments import distinct, gather_rows
 from crowdnal.objectives.conal.noise_source import checked_annotator_features
 
 Instance = Literal["features", "embedding"]
@@ -27,7 +28,7 @@ class AnnotatorTable(nn.Module):
     Args:
         num_annotators: R.
         features: ``[R, F]``, kept as they are, or None.
-        embedding_dim: of the embeddings, which start at random numbers of the size 0.1.
+        embedding_dim: of the embeddings, whose init is normal of deviation 0.1.
     """
 
     features: Tensor | None
@@ -68,6 +69,21 @@ class AnnotatorTable(nn.Module):
         return len(new)
 
 
+class PairOptions(TypedDict, total=False):
+    """Those of :class:`PairModel`, which the objectives hand on."""
+
+    instance: Instance
+    num_items: int | None
+    num_latents: int
+    hidden_dim: int
+    num_layers: int
+    competence_layers: int
+    embedding_dim: int
+    feature_dim: int | None
+    annotator_features: Tensor | None
+    init_diagonal: float
+
+
 class PairModel(nn.Module):
     """log Q of every annotation: an MLP on the instance, one on the annotator, each with the tag if there are several.
 
@@ -76,36 +92,17 @@ class PairModel(nn.Module):
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        num_labels: int,
-        num_annotators: int,
-        *,
-        instance: Instance,
-        num_items: int | None,
-        num_latents: int,
-        hidden_dim: int,
-        num_layers: int,
-        competence_layers: int,
-        embedding_dim: int,
-        feature_dim: int | None,
-        annotator_features: Tensor | None,
-        start: float,
-        num_tags: int = 1,
-        tag_dim: int = 0,
-    ) -> None:
+        self, num_classes: int, num_labels: int, num_annotators: int, *,
+        instance: Instance = "features", num_items: int | None = None, num_latents: int = 4, hidden_dim: int = 16,
+        num_layers: int = 4, competence_layers: int = 0, embedding_dim: int = 16, feature_dim: int | None = None,
+        annotator_features: Tensor | None = None, init_diagonal: float = 2.0, num_tags: int = 1, tag_dim: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
-        positive = {"num_latents": num_latents, "hidden_dim": hidden_dim, "embedding_dim": embedding_dim}
-        positive |= {"num_tags": num_tags} | ({"tag_dim": tag_dim} if num_tags != 1 else {})
-        positive |= {k: v for k, v in (("feature_dim", feature_dim), ("num_items", num_items)) if v is not None}
-        for option, size in positive.items():
-            if type(size) is not int or size < 1:
-                raise ValueError(f"{option}={size!r} must be a positive integer")
-        for option, size in (("num_layers", num_layers), ("competence_layers", competence_layers)):
-            if type(size) is not int or size < 0:
-                raise ValueError(f"{option}={size!r} must be an integer, 0 or more")
-        if instance not in get_args(Instance):
-            raise ValueError(f"instance={instance!r} is unknown: use one of {', '.join(get_args(Instance))}")
+        check_choice(Instance, instance=instance)
+        check_integer(1, num_latents=num_latents, hidden_dim=hidden_dim, embedding_dim=embedding_dim, num_tags=num_tags)
+        check_integer(0, num_layers=num_layers, competence_layers=competence_layers)
+        given = {"tag_dim": tag_dim if num_tags > 1 else None, "feature_dim": feature_dim, "num_items": num_items}
+        check_integer(1, **{option: size for option, size in given.items() if size is not None})
         if (instance == "embedding") != (num_items is not None):
             raise ValueError(
                 f"num_items={num_items} with instance={instance!r}: embeddings of items need N, features do not"
@@ -126,7 +123,7 @@ class PairModel(nn.Module):
         self.difficulty = MLP(inputs, [hidden_dim] * num_layers, size)
         self.competence = MLP(self.annotators.values.shape[1] + self.extra, [hidden_dim] * competence_layers, size)
         with torch.no_grad():
-            diagonal = start * torch.eye(num_classes, num_labels).unsqueeze(2).expand(self.shape)
+            diagonal = init_diagonal * torch.eye(num_classes, num_labels).unsqueeze(2).expand(self.shape)
             self.competence.output.bias.copy_(diagonal.flatten())
 
     def set_feature_dim(self, feature_dim: int) -> None:
@@ -158,7 +155,8 @@ class PairModel(nn.Module):
         if tags is not None:
             owner = owner * self.num_tags + tags[annotations.item]
             order = torch.argsort(owner, stable=True)
-        owners, given = present(annotations, owner, annotations.num_annotators * self.num_tags, order)
+        owners, slot = distinct(owner, order, annotations.num_annotators * self.num_tags)
+        given = annotations.given_by(slot, len(owners), order)
         return rows_of(self.annotators.values.to(dtype), owners // self.num_tags), owners % self.num_tags, given
 
     @torch.no_grad()
@@ -229,26 +227,6 @@ class PairModel(nn.Module):
                 "(annotations[rows], or a CrowdDataset), which know whose embeddings are theirs"
             )
         return torch.arange(len(annotations), device=annotations.device)
-
-
-def present(annotations: Annotations, owner: Tensor, num_owners: int, order: Tensor) -> tuple[Tensor, Annotations]:
-    """Each owner (annotator, or annotator and tag) of the annotations once, and the annotations as theirs.
-
-    Args:
-        annotations: nnz of them.
-        owner: ``[nnz]`` integers below ``num_owners``.
-        num_owners: of all that there are.
-        order: ``[nnz]`` that sorts owner.
-
-    Returns:
-        owners ``[min(nnz, num_owners)]``, 0 in slots that are not in use (no shape depends on values), and annotations
-        of as many annotators.
-    """
-    ordered = owner[order]
-    ordered_slot = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).cumsum(0)])
-    owners = ordered.new_zeros(min(len(ordered), num_owners)).scatter(0, ordered_slot, ordered)
-    slot = torch.empty_like(ordered_slot).scatter(0, order, ordered_slot)
-    return owners, annotations.given_by(slot, len(owners), order)
 
 
 def rows_of(table: Tensor, index: Tensor) -> Tensor:

@@ -3,28 +3,64 @@
 from __future__ import annotations
 
 import copy
-import math
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from crowdnal._utils.options import check_amount, check_choice, check_integer
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, segment_sum
 from crowdnal.functional.segments import gather_rows
 from crowdnal.objectives._bases.base import Predict
-from crowdnal.objectives._bases.rounds import CALL, RoundsObjective
-from crowdnal.objectives._bases.targets import labelled
-from crowdnal.objectives.lia.modules import BLOCK_NUMBERS, REFERENCES, PairModel, spaced
+from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.rounds import CALL, RoundsObjective, RoundsOptions
+from crowdnal.objectives._bases.targets import labelled, reduce_items
+from crowdnal.objectives.lia.modules import BLOCK_NUMBERS, REFERENCES, PairModel, PairOptions, spaced
 
 Finetune = Literal["item", "annotation", "none"]
+
+
+class PairEMOptions(RoundsOptions, PairOptions, total=False):
+    """Those of :class:`PairEM`, but for the tags."""
+
+    rounds: int
+    finetune: Finetune
+    use_prior: bool
+    competence_precision: float
 
 
 class PairEM(RoundsObjective):
     """Base of LIA and LIA-ML, whose ``self.pairs`` gives ``log Q_n[k, y_n]`` of every annotation.
 
-    The arguments are those of :class:`crowdnal.objectives.LIA`.
+    Args:
+        num_tags: of an instance; 1: items are instances.
+        tag_dim: length of a tag's embedding.
+        rounds: M-steps before fine-tuning, 0 or more.
+        finetune: ``"item"`` or ``"annotation"``: which marginal likelihood (:class:`crowdnal.objectives.LIA`);
+            ``"none"``: EM for as long as training lasts.
+        use_prior: the classifier is part of the E-step, or only the labels of an item are.
+        competence_precision: τ of a Gaussian prior on competence, not in the paper: ``τ/2 Σ_r ‖C(r) - C(0)‖²`` joins
+            the negative log-likelihood of all annotations (C(0): features or embedding all 0). Annotators of a handful
+            of labels stay near the others, so that :meth:`reliability` ranks those first who are known to be good;
+            about 1 where many have few labels. Above 0 it needs ``on_train_start``, which tells how many each gave.
+        instance: D is of the item's ``"features"``, or (LIA-E) of an ``"embedding"`` for each instance.
+        num_items: N, for embeddings of instances: ``item_id``, below N, says whose.
+        num_latents: L; 1 adds difficulty and competence, with more an annotator can be good at some of the items.
+        hidden_dim: units of hidden layers.
+        num_layers: hidden layers of D.
+        competence_layers: hidden layers of C; 0 = linear, the paper.
+        embedding_dim: of annotators and, for LIA-E, instances.
+        feature_dim: length of the features; None: inferred by ``attach``, or from the first batch (make that before
+            ``DistributedDataParallel`` or ``torch.compile``).
+        annotator_features: ``[R, F]``, known facts about annotators, standardised; None: embeddings.
+        init_diagonal: what C is initialised to for equal class and label; 0 elsewhere.
     """
+
+    parts = (PairModel,)
+    resizable = ("targets", "references", "reference_targets")
+    needs_features = True
 
     pairs: PairModel
     references: Tensor
@@ -32,36 +68,29 @@ class PairEM(RoundsObjective):
     _labels_of: Tensor | None
 
     def __init__(
-        self,
-        num_classes: int,
-        num_annotators: int,
-        *,
-        num_labels: int | None,
-        reduction: Reduction,
-        epochs_per_round: int,
-        rounds: int,
-        finetune: Finetune,
-        use_prior: bool,
-        prior: float,
-    ) -> None:
+        self, num_classes: int, num_annotators: int, *,
+        rounds: int = 10, finetune: Finetune = "item", use_prior: bool = True, competence_precision: float = 0.0,
+        epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16, num_labels: int | None = None,
+        reduction: Reduction = "mean", **pairs: Unpack[PairOptions],
+    ) -> None:  # fmt: skip
         super().__init__(
             num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round
         )
-        if type(rounds) is not int or rounds < 0:
-            raise ValueError(f"rounds={rounds!r} must be an integer, 0 or more")
-        if finetune not in get_args(Finetune):
-            raise ValueError(f"finetune={finetune!r} is unknown: use one of {', '.join(get_args(Finetune))}")
+        check_integer(0, rounds=rounds)
+        check_choice(Finetune, finetune=finetune)
+        check_amount(competence_precision=competence_precision)
         if rounds == 0 and finetune == "none":
             raise ValueError("rounds=0 with finetune='none' leaves nothing to train: give one round or more")
-        if not 0 <= prior < math.inf:
-            raise ValueError(f"prior={prior!r} must be a finite number, 0 or more")
         self.rounds = rounds
         self.finetune: Finetune = finetune
         self.use_prior = use_prior
-        self.prior = prior
+        self.competence_precision = competence_precision
         self.marginal = rounds == 0
+        self.needs_features = pairs.get("instance", "features") == "features"
+        sizes = num_classes, self.num_labels, num_annotators
+        self.pairs = PairModel(*sizes, num_tags=num_tags, tag_dim=tag_dim, **pairs)
         self.register_buffer("references", torch.zeros(0, 0))
-        self.register_buffer("reference_targets", torch.zeros(0, 1, num_classes))
+        self.register_buffer("reference_targets", torch.zeros(0, num_tags, num_classes))
         self.register_buffer("_labels_of", None, persistent=False)
 
     @property
@@ -69,16 +98,18 @@ class PairEM(RoundsObjective):
         """Epochs before fine-tuning begins."""
         return self.rounds * self.epochs_per_round
 
+    @override
     def set_feature_dim(self, feature_dim: int) -> None:
-        """D of the instances' features."""
         if self.pairs.instances is None:
             self.pairs.set_feature_dim(feature_dim)
 
+    @override
     def on_epoch_start(self, epoch: int) -> None:
         """Makes a round where one is due; fine-tuning begins with epoch ``em_epochs``."""
         super().on_epoch_start(epoch)
         self.marginal = self.finetune != "none" and epoch >= self.em_epochs
 
+    @override
     def confusion(self) -> Tensor:
         """``[R, C, K]``, the same instances for everyone: row k is the mean over those of class k in the training set.
 
@@ -99,7 +130,7 @@ class PairEM(RoundsObjective):
         """
         other = copy.deepcopy(self)
         other.num_annotators += other.pairs.annotators.extend(new)
-        other._labels_of = None  # training is told all annotations anew
+        other._labels_of = None  # training is given all annotations anew
         return other
 
     def _confusion(self) -> Tensor:
@@ -107,10 +138,11 @@ class PairEM(RoundsObjective):
         return self.pairs.confusion(self.references, self.reference_targets)
 
     def _due(self, epoch: int) -> bool:
-        # the marginal likelihood from the start needs no rounds: it makes them only where it can
+        # the marginal likelihood alone needs no rounds: it makes them only where it can
         return super()._due(epoch) and (self.rounds > 0 or self._predict is not None)
 
-    def _round(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+    def _round(self, batch: Batch) -> Tensor:
+        logits, annotations, features, _, _ = batch
         classes, labels, latents = self.pairs.shape
         step = max(1, BLOCK_NUMBERS // (classes * labels * latents))
         total, targets = torch.zeros((), dtype=torch.float64, device=logits.device), []
@@ -149,7 +181,8 @@ class PairEM(RoundsObjective):
             return (log_h + evidence).softmax(-1)
         return evidence.where(labelled(annotations).unsqueeze(1), log_h).softmax(-1)
 
-    def _loss(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
+        logits, annotations, features, _, reduction = batch
         counted = labelled(annotations)
         logits = logits.where(counted.unsqueeze(1), 0.0)  # what does not count may be anything
         if self.marginal and self.finetune == "annotation":
@@ -162,27 +195,25 @@ class PairEM(RoundsObjective):
             else:
                 targets = self._rows(annotations).to(joint.dtype)
                 each = -(targets * joint).where(targets > 0, 0.0).sum(-1)
-        if self.prior > 0:
+        if self.competence_precision > 0:
             each = each + segment_sum(self._penalty(annotations, logits.dtype).unsqueeze(1), annotations).squeeze(1)
-        each = each.where(counted, 0.0)
-        if self.reduction == "none":
-            return each
-        return each.sum() if self.reduction == "sum" else each.sum() / counted.sum().clamp(min=1)
+        return reduce_items(each.where(counted, 0.0), counted, reduction)
 
     def _penalty(self, annotations: Annotations, dtype: torch.dtype) -> Tensor:
-        """``[nnz]`` an annotator's share of the prior: over an epoch, each one's counts once, whatever the batches."""
+        """``[nnz]`` a label's part of its annotator's prior: over an epoch each counts once, whatever the batches."""
         if self._labels_of is None:
-            raise RuntimeError(f"prior={self.prior} needs to know how many labels annotators gave: {CALL}")
+            option = f"competence_precision={self.competence_precision}"
+            raise RuntimeError(f"{option} needs to know how many labels annotators gave: {CALL}")
         labels = self._labels_of[annotations.annotator].clamp(min=1)
-        return self.prior / 2 * self.pairs.spread(annotations, dtype) / labels
+        return self.competence_precision / 2 * self.pairs.spread(annotations, dtype) / labels
 
-    def _remember(self, annotations: Annotations, predict: Predict | None) -> None:
-        super()._remember(annotations, predict)
-        assert self._annotations is not None
-        given = self._annotations.annotator
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
+        annotations = super()._remember(annotations, predict)
+        given = annotations.annotator
         self._labels_of = torch.zeros(self.num_annotators, dtype=given.dtype, device=given.device).index_add(
             0, given, torch.ones_like(given)
         )
+        return annotations
 
     def _each(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
         """``log Σ_k h_k Q_n[k, y_n]`` ``[nnz]``."""
@@ -194,20 +225,9 @@ class PairEM(RoundsObjective):
         """``[nnz, ...]`` times the weights of the annotations."""
         return values if annotations.weight is None else values * annotations.weight.to(values.dtype).unsqueeze(1)
 
-    def _log_likelihood(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return self._each(logits, annotations, features)
+    def _log_likelihood(self, batch: Batch) -> Tensor:
+        return self._each(batch.logits, batch.annotations, batch.features)
 
-    def _posterior(self, logits: Tensor, annotations: Annotations, features: Tensor | None) -> Tensor:
-        return self._truth(*self._log_joint(logits, annotations, features), annotations)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in ("references", "reference_targets"):
-            given, own = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(given, Tensor) and given.dim() == own.dim():
-                setattr(self, name, own.new_empty(given.shape))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def extra_repr(self) -> str:
-        """What ``print(objective)`` adds."""
-        own = f"rounds={self.rounds}, finetune={self.finetune!r}, use_prior={self.use_prior}, prior={self.prior}"
-        return f"{super().extra_repr()}, {own}"
+    def _posterior(self, batch: Batch) -> Tensor:
+        log_h, evidence = self._log_joint(batch.logits, batch.annotations, batch.features)
+        return self._truth(log_h, evidence, batch.annotations)

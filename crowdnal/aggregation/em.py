@@ -1,0 +1,160 @@
+"""The pieces of EM on annotations that the methods here share with objectives whose prior is a classifier.
+
+The E-step itself is :func:`crowdnal.functional.em_step`. Confusions are ``log_confusion [R, K, C]`` and expected counts
+``counts [R, K, C]``, observed label outermost; ``gold [N]`` are known true classes, -1 where unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from crowdnal._utils.probability import proportions
+from crowdnal.data import Annotations
+from crowdnal.functional.segments import annotation_weight
+
+FLOOR = 1e-10
+"""Least expected count of a label that an annotator gave, and least probability of a class that is in play."""
+_HEADROOM = 1024
+"""A log-likelihood is at most this many times the sum of the weights."""
+
+
+class AggregationResult:
+    """Base of what aggregation methods find, all of which have a posterior ``[N, C]`` whose rows sum to 1."""
+
+    posterior: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        """``[N]`` most probable class; the lowest of equally probable ones."""
+        return self.posterior.argmax(1)
+
+
+def weights_of(annotations: Annotations, dtype: torch.dtype) -> tuple[Tensor | None, float]:
+    """Weights ``[nnz]`` of the annotations (None: 1 each) and their sum, 1 where it is 0.
+
+    Raises:
+        ValueError: they are so large that sums overflow in this dtype.
+    """
+    weight = annotation_weight(annotations, None, dtype)
+    if weight is None:
+        return None, float(annotations.num_annotations) or 1.0
+    total = float(weight.sum())
+    if not total < torch.finfo(dtype).max / _HEADROOM:
+        n = int(weight.argmax())
+        raise ValueError(
+            f"annotations.weight[{n}] is {float(weight[n]):g} and the weights' sum {total:g}, too large for {dtype}: "
+            "divide all weights by one number"
+        )
+    return weight, total or 1.0
+
+
+def iterate(
+    maximise: Callable[[], None], expect: Callable[[], float], max_iterations: int, tolerance: float
+) -> tuple[list[float], bool]:
+    """M-step and E-step in turn until what the E-step returns rises by less than the tolerance.
+
+    Returns:
+        What every E-step returned, and whether the last one rose so little.
+
+    Raises:
+        ValueError: naming the argument that does not fit.
+    """
+    if max_iterations < 1:
+        raise ValueError(f"max_iterations must be 1 or more, got {max_iterations}")
+    if math.isnan(tolerance):
+        raise ValueError("tolerance must be a number, got NaN; a negative one never stops")
+    values: list[float] = []
+    while len(values) < max_iterations:
+        maximise()
+        values.append(expect())
+        if len(values) > 1 and values[-1] - values[-2] < tolerance:
+            return values, True
+    return values, False
+
+
+def log_proportions(counts: Tensor, pseudo_counts: Tensor | None) -> Tensor:
+    """The M-step of confusions: log of counts ``[R, K, C]``, plus pseudo-counts, as distributions over K.
+
+    A label that an annotator gave counts FLOOR at least; one they never gave is impossible; nothing at all is uniform.
+    """
+    gave = counts.sum(2, keepdim=True) > 0
+    counts = counts if pseudo_counts is None else counts + pseudo_counts
+    return proportions(torch.where(gave, counts.clamp(min=FLOOR), counts), 1).log_()
+
+
+def possible(gold: Tensor, classes: int) -> Tensor:
+    """``[N, C]``: the known class alone, every class where it is unknown."""
+    return (gold.unsqueeze(1) == torch.arange(classes, device=gold.device)) | (gold < 0).unsqueeze(1)
+
+
+def pseudo_counts_of(prior: Tensor | None, smoothing: float, like: Tensor) -> Tensor | None:
+    """``confusion_prior`` and ``smoothing`` as ``[R, K, C]`` or what broadcasts to it, or None."""
+    if prior is None:
+        return like.new_full((1, 1, 1), smoothing) if smoothing > 0 else None
+    return prior.to(like).transpose(-1, -2) + smoothing
+
+
+def classes_of(initial: Tensor, annotators: int, labels: int) -> int:
+    """The number C of true classes of an ``initial_confusion``, after checking it."""
+    if initial.dim() != 3 or initial.shape[0] != annotators or initial.shape[2] != labels or initial.shape[1] == 0:
+        raise ValueError(
+            f"initial_confusion has shape {tuple(initial.shape)} but must be [R, C, K] = ({annotators}, C, {labels}): "
+            "a row for each true class"
+        )
+    if not bool(((initial >= 0) & (initial.sum(2, keepdim=True) - 1).abs().lt(1e-2)).all()):
+        raise ValueError("initial_confusion has a row that is no distribution; normalise over the last dimension")
+    return initial.shape[1]
+
+
+def check_options(
+    annotations: Annotations,
+    classes: int,
+    gold: Tensor | None,
+    prior: Tensor | None,
+    smoothing: float,
+    dtype: torch.dtype,
+) -> None:
+    """Raises a ValueError that names what no EM can work with."""
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+    if classes == 0 or annotations.num_classes == 0:
+        raise ValueError("annotations have no classes, as there is no label: give classes (num_classes), or labels")
+    check_smoothing(smoothing)
+    if gold is not None:
+        check_gold(gold, classes, annotations.num_items)
+    if prior is not None:
+        check_prior(prior, annotations.num_annotators, classes, annotations.num_classes)
+
+
+def check_smoothing(smoothing: float) -> None:
+    """Raises a ValueError unless it is a pseudo-count."""
+    if not 0 <= smoothing < math.inf:
+        raise ValueError(f"smoothing must be finite and not negative, got {smoothing}")
+
+
+def check_gold(gold: Tensor, classes: int, items: int | None = None) -> None:
+    """Raises a ValueError unless these are known classes, or -1, of so many items."""
+    wrong_size = gold.dim() != 1 or (items is not None and len(gold) != items)
+    if wrong_size or gold.is_floating_point() or gold.dtype == torch.bool:
+        number = "" if items is None else f" for N = {items} items"
+        raise ValueError(f"gold must be [N] integers{number}, got {gold.dtype} {list(gold.shape)}")
+    bad = (gold < -1) | (gold >= classes)
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0, 0])
+        raise ValueError(f"gold[{i}] is {int(gold[i])}, outside [0, {classes}); mark unknown classes with -1")
+
+
+def check_prior(prior: Tensor, annotators: int, classes: int, labels: int) -> None:
+    """Raises a ValueError unless these are pseudo-counts, of all annotators or of each."""
+    matrix = (classes, labels)
+    if tuple(prior.shape) not in (matrix, (annotators, *matrix)):
+        raise ValueError(
+            f"confusion_prior has shape {tuple(prior.shape)} but must be [C, K] = {matrix} or one for each of "
+            f"{annotators} annotators"
+        )
+    if not bool(((prior >= 0) & prior.isfinite()).all()):
+        raise ValueError("confusion_prior must hold pseudo-counts, finite and not negative")

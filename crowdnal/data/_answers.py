@@ -1,0 +1,79 @@
+"""Answers before they are tied to items: columns numbered, to the fields of an ``Annotations``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from crowdnal.data._columns import Column
+from crowdnal.data._fields import Fields
+from crowdnal.data._labels import encode
+from crowdnal.data._vocabulary import Array, Ids, Vocabulary
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One label of a worker for a task per entry.
+
+    Attributes:
+        task: column whose values are all tasks, also those without a label, in order.
+        worker: column whose values are all workers.
+        label: column of the labels, none missing.
+        place: answer n in words, for a message about its "task", "worker" or "label".
+        written: whether it comes from a file, so that ids given as 3 and "3" are one.
+        weight: of each answer.
+        unsure: labels that are no classes and come last.
+    """
+
+    task: Column
+    worker: Column
+    label: Column
+    place: Callable[[str, int], str]
+    written: bool
+    weight: Array | None = None
+    unsure: tuple[Hashable, ...] = ()
+
+    def fields(self, items: Ids, annotators: Ids, classes: Ids) -> Fields:
+        """In CSR form by item, the ids those given, or those found.
+
+        Raises:
+            ValueError: an id that is not among those given, naming the row.
+        """
+        given = {
+            "items": (self.task, items, "task"),
+            "annotators": (self.worker, annotators, "worker"),
+            "classes": (self.label, classes, "label"),
+        }
+        (item, item_ids), (annotator, annotator_ids), (label, class_ids) = (
+            encode(
+                column,
+                wanted,
+                name,
+                natural=name != "items",
+                place=lambda n, what=what: self.place(what, n),  # type: ignore[misc]
+                written=self.written,
+                last=self.unsure if name == "classes" else (),
+            )
+            for name, (column, wanted, what) in given.items()
+        )
+        weight = self.weight
+        if (item[1:] < item[:-1]).any():
+            # A stable argsort by a plain sort of distinct keys, which numpy vectorises.
+            order = np.sort(item * len(item) + np.arange(len(item))) % len(item)
+            item, annotator, label = item[order], annotator[order], label[order]
+            weight = None if weight is None else weight[order]
+        indptr = np.zeros(len(item_ids) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(item, minlength=len(item_ids)), out=indptr[1:])
+        return Fields(
+            num_annotators=len(annotator_ids),
+            num_classes=len(class_ids),
+            indptr=torch.from_numpy(indptr),
+            annotator=torch.from_numpy(annotator),
+            label=torch.from_numpy(label),
+            weight=None if weight is None else torch.from_numpy(weight).to(torch.get_default_dtype()),
+            item_id=torch.arange(len(item_ids)),
+            vocabulary=Vocabulary(item_ids, annotator_ids, class_ids),
+        )

@@ -1,0 +1,157 @@
+"""Base of objectives with stored posteriors whose confusions are estimated in closed form, not by gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from crowdnal.aggregation import vote_proportions
+from crowdnal.aggregation.em import (
+    FLOOR,
+    check_gold,
+    check_prior,
+    check_smoothing,
+    classes_of,
+    log_proportions,
+    possible,
+    pseudo_counts_of,
+)
+from crowdnal.data import Annotations, as_gold
+from crowdnal.functional import em_step
+from crowdnal.functional.segments import annotation_weight
+from crowdnal.objectives._bases.base import ObjectiveOptions
+from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.item_rows import item_rows
+from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
+from crowdnal.objectives._bases.targets import labelled
+
+
+class KnownOptions(ObjectiveOptions, total=False):
+    """What may be known of classes and confusions before training."""
+
+    gold: Any
+    initial_confusion: Tensor | None
+    confusion_prior: Tensor | None
+
+
+class ClosedFormObjective(RoundsObjective):
+    """``log_confusion [R, K, C]``, a buffer: expected counts plus pseudo-counts, as distributions over labels.
+
+    Args:
+        smoothing: pseudo-count added to every cell of every confusion.
+        gold: known true classes of the training set, by position, as :func:`crowdnal.data.as_gold` takes them. They
+            hold throughout.
+        initial_confusion: ``[R, C, K]``, **init only**: the first targets are an E-step with it (and every class
+            equally probable) instead of the votes. It alone allows C != K.
+        confusion_prior: ``[C, K]`` or ``[R, C, K]`` pseudo-counts, **held** in every M-step (a Dirichlet prior with
+            these numbers plus 1).
+    """
+
+    log_confusion: Tensor
+    gold: Tensor | None
+    initial: Tensor | None
+    confusion_prior: Tensor | None
+
+    def __init__(
+        self, num_classes: int, num_annotators: int, *,
+        smoothing: float = 0.1, gold: Any = None, initial_confusion: Tensor | None = None,
+        confusion_prior: Tensor | None = None, **common: Unpack[RoundsOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, num_annotators, **common)
+        check_smoothing(smoothing)
+        gold = None if gold is None else as_gold(gold, None, num_classes)
+        if confusion_prior is not None:
+            check_prior(confusion_prior, num_annotators, num_classes, self.num_labels)
+        log_confusion = (2 * torch.eye(self.num_labels, num_classes)).log_softmax(0).repeat(num_annotators, 1, 1)
+        if initial_confusion is None:
+            self.require_square(f"{type(self).__name__} without initial_confusion")
+        else:
+            if classes_of(initial_confusion, num_annotators, self.num_labels) != num_classes:
+                raise ValueError(f"initial_confusion has {initial_confusion.shape[1]} rows for {num_classes} classes")
+            log_confusion = initial_confusion.float().transpose(1, 2).clamp(min=FLOOR).log().contiguous()
+        self.smoothing = smoothing
+        self.register_buffer("log_confusion", log_confusion)
+        for name, option in {
+            "gold": gold,
+            "initial": None if initial_confusion is None else log_confusion.clone(),
+            "confusion_prior": confusion_prior,
+        }.items():
+            self.register_buffer(name, option, persistent=False)
+
+    @override
+    def confusion(self) -> Tensor:
+        """``[R, C, K]``: the counts of the last M-step."""
+        log_confusion = self.log_confusion.to(torch.promote_types(self.log_confusion.dtype, torch.float32))
+        return log_confusion.softmax(1).transpose(1, 2).contiguous()
+
+    def _init_targets(self, annotations: Annotations) -> None:
+        a = annotations
+        if self.gold is not None:
+            check_gold(self.gold, self.num_classes, len(a))
+        if self.initial is not None:
+            self.log_confusion.copy_(self.initial)
+            log_prior, table = torch.zeros(len(a), self.num_classes, dtype=torch.float64, device=a.device), self.initial
+        else:  # votes are a posterior already, which confusions that say nothing leave as it is
+            log_prior, table = vote_proportions(a, self.num_classes).log(), torch.zeros_like(self.log_confusion)
+        if self.gold is not None:  # a known class may have no votes
+            log_prior = log_prior.where(self.gold.unsqueeze(1) < 0, 0.0)
+        _, counts = self._expect(log_prior, table, a)
+        self._count(counts)
+
+    def _expect(self, log_prior: Tensor, log_confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Tensor]:
+        """E-step over the whole set: sets the targets.
+
+        Args:
+            log_prior: ``[N, C]`` or ``[1, C]``, float64.
+            log_confusion: ``[R, K, C]``.
+            annotations: of all items.
+
+        Returns:
+            The log-likelihood of annotations and known labels, and counts ``[R, K, C]``.
+        """
+        known = log_prior.new_zeros(())
+        if self.gold is not None:
+            silent = (self.gold >= 0) & (annotations.counts == 0)
+            own = log_prior.expand(len(annotations), -1)
+            known = own[silent].gather(1, self.gold[silent].unsqueeze(1)).sum()
+            log_prior = own.where(possible(self.gold, self.num_classes), -math.inf)
+        loss, posterior, counts, _ = em_step(
+            log_prior, log_confusion.double(), annotation_weight(annotations, None, torch.float64), annotations
+        )
+        self._set_targets(posterior)
+        return known - loss, counts
+
+    def _count(self, counts: Tensor) -> None:
+        """M-step of the confusions; a label that an annotator never gave stays just possible."""
+        counts = counts.double()
+        self._show(log_proportions(counts, pseudo_counts_of(self.confusion_prior, self.smoothing, counts)))
+
+    def _show(self, log_confusion: Tensor) -> None:
+        """Sets the confusions, ``[R, K, C]``."""
+        self.log_confusion.copy_(log_confusion.clamp(min=math.log(FLOOR)))
+
+    def _informed(self, annotations: Annotations) -> Tensor:
+        """Items with labels, or known ones."""
+        informed = labelled(annotations)
+        if self.gold is None:
+            return informed
+        return informed | (self._gold_of(annotations) >= 0)
+
+    def _gold_of(self, annotations: Annotations) -> Tensor:
+        assert self.gold is not None
+        if annotations.item_id is None and len(annotations) == len(self.gold):
+            return self.gold
+        if annotations.item_id is None:
+            raise ValueError(
+                f"annotations have no item_id and {len(annotations)} items, but gold has {len(self.gold)}: take "
+                "batches of Annotations (annotations[rows]), which know whose class is whose"
+            )
+        return self.gold[item_rows(annotations.item_id, self._row_of, len(self.gold))]
+
+    def _nll(self, batch: Batch) -> Tensor:
+        """Of held-out labels, for ``log_likelihood``: the mixture link; the loss is another one."""
+        return batch.mixture_nll(self.log_confusion.to(batch.logits.dtype), "none")
