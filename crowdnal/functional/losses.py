@@ -22,6 +22,8 @@ from crowdnal.functional.reduction import Reduction, reduction_weights
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.functional.sparse import compact
 
+__all__ = ["crowd_cross_entropy", "crowd_marginal_nll", "crowd_mixture_nll", "crowd_posterior"]
+
 _softmax_link, _mixture_link, _joint_link = SoftmaxLink.op, MixtureLink.op, JointLink.op
 
 

@@ -20,6 +20,18 @@ from crowdnal.functional._autograd.pair_confusion import PairConfusion
 from crowdnal.functional.segments import annotation_weight, sum_by_item
 from crowdnal.reference import NONE, compute_dtype
 
+__all__ = [
+    "em_step",
+    "label_counts",
+    "label_log_likelihood",
+    "mix",
+    "mix_annotators",
+    "mix_items",
+    "mixture_step",
+    "pair_confusion",
+    "segment_sum",
+]
+
 _pair_confusion = PairConfusion.op
 
 

@@ -16,7 +16,6 @@ from support.problems import Problem, make_problem
 
 DTYPES = (torch.float16, torch.bfloat16)
 
-
 READERS = [name for name, op in OPS.items() if name != "select" and op.matrices]
 """The ops that read matrices, but for `select`, which copies them."""
 
