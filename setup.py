@@ -79,7 +79,7 @@ def native() -> dict[str, Any]:
 
     cpu = CppExtension(
         "crowdnal._cpu",
-        ["csrc/ops.cpp", *sorted(glob("csrc/cpu/*.cpp"))],
+        sorted(glob("csrc/cpu/**/*.cpp", recursive=True)),
         include_dirs=[os.path.abspath("csrc")],  # ninja runs elsewhere
         define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET)],
         extra_compile_args=["-O3", "-g0", "-fvisibility=hidden", "-fopenmp-simd", *VECTORIZE],

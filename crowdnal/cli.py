@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ examples:
   A CSV file with columns task, worker, label; a frozen backbone finishes in minutes on a CPU:
     crowdnal train --images photos/ --annotations answers.csv --model resnet50 --pretrained \\
         --freeze-backbone --out run1
-  A matrix with a row an image, -1 where there is no label, and a test set:
+  A matrix with a row per image, -1 where there is no label, and a test set:
     crowdnal train --images photos/ --annotations answers.txt --items names.txt --model resnet50 \\
         --weights resnet50.safetensors --test-images test/ --test-labels test.csv --out run2
   Go on after an interruption: the same command with --resume.
@@ -193,4 +194,5 @@ def _add_option(group: argparse._ArgumentGroup, name: str) -> None:
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
+    """Names, in quotes where they have a comma themselves."""
+    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), [""]))

@@ -9,6 +9,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <tuple>
 
 #include "common/half.h"
 #include "common/index.h"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.emulated import NAME, Emulated, build
 
-from crowdnal.ops import SCHEMAS
+from crowdnal.ops import OPS
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +35,6 @@ def op_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Whose kernels the ops run: those installed, or those of CUDA on the emulator."""
     if request.param == "emulated":
         request.getfixturevalue("emulated")
-        for name in SCHEMAS:
+        for name in OPS:
             monkeypatch.setattr(torch.ops.crowdnal, name, getattr(getattr(torch.ops, NAME), name))
     return request.param

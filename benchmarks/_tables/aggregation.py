@@ -60,7 +60,7 @@ def run(root: Path, seeds: int, quick: bool) -> list[Row]:
 def read(root: Path, name: str) -> tuple[crowdnal.Annotations, Tensor]:
     """Annotations, and the class of each item as a number of theirs (temporal's are 1 and 2), -1 where unknown."""
     annotations = crowdnal.Annotations.from_long(root / "aggregation" / f"{name}_annotations.csv")
-    table = pandas.read_csv(root / "aggregation" / f"{name}_truth.csv")
+    table = pandas.read_csv(root / "aggregation" / f"{name}_truth.csv", dtype={"task": str})
     classes = dict(zip(table["task"], table["label"], strict=True))
     ids = annotations.vocabulary
     assert ids is not None

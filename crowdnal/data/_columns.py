@@ -120,7 +120,7 @@ def _factorize_arrow(raw: Any) -> Column:
             raw = pa.concat_arrays(raw.cast(pa.large_string() if pa.types.is_string(raw.type) else raw.type).chunks)
     if pa.types.is_dictionary(raw.type):
         codes = raw.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return Column(codes.astype(np.int64), raw.dictionary.to_pylist(), declared=bool(raw.type.ordered))
+        return Column(codes.astype(np.int64), _values(raw.dictionary), declared=bool(raw.type.ordered))
     if raw.null_count == 0 and (pa.types.is_integer(raw.type) or pa.types.is_floating(raw.type)):
         return _factorize_numbers(raw.to_numpy())
     if pa.types.is_nested(raw.type):
@@ -137,7 +137,14 @@ def _factorize_arrow(raw: Any) -> Column:
 def _encoded(raw: Any) -> Column:
     encoded = raw.dictionary_encode()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return Column(codes.astype(np.int64), encoded.dictionary.to_pylist())
+    return Column(codes.astype(np.int64), _values(encoded.dictionary))
+
+
+def _values(dictionary: Any) -> list[Any]:
+    """Python values of an Arrow array; texts by a shorter way."""
+    if str(dictionary.type) in ("string", "large_string"):
+        return dictionary.to_numpy(zero_copy_only=False).tolist()
+    return dictionary.to_pylist()
 
 
 def _factorize_numbers(raw: Array) -> Column:
@@ -162,6 +169,8 @@ def _factorize_numbers(raw: Array) -> Column:
 
 def _tidy(column: Column) -> Column:
     """Plain Python values; missing ones out; one spelling of a number that is both number and text."""
+    if set(map(type, column.values)) in ({str}, {int}):
+        return column
     values = [None if is_missing(value) else plain(value) for value in column.values]
     numbers = [is_number(value) for value in values]
     if any(numbers):

@@ -102,7 +102,7 @@ def _parse(
             names=range(width + 1),
             usecols=None if every else [*places, width],
             index_col=False,
-            dtype=str,
+            dtype=dict.fromkeys(range(width), str) | {width: "category"},
             na_filter=False,
             sep=dialect.separator or r"\s+",
             skipinitialspace=dialect.separator is not None,

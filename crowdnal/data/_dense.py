@@ -50,7 +50,7 @@ def as_matrix(matrix: Any) -> Matrix:
 
 def _of_array(table: Any) -> Matrix:
     if table.ndim != 2:
-        raise ValueError(f"matrix must be [N, R], one row an item, got shape {list(table.shape)}")
+        raise ValueError(f"matrix must be [N, R], one row per item, got shape {list(table.shape)}")
     shape = int(table.shape[0]), int(table.shape[1])
     if isinstance(table, Tensor):
         if table.is_complex():
@@ -68,7 +68,7 @@ def _of_array(table: Any) -> Matrix:
 
 def _of_rows(rows: Any) -> Any:
     if isinstance(rows, (str, bytes, Mapping)) or not hasattr(rows, "__iter__"):
-        raise ValueError(f"matrix must be [N, R], one row an item, got {type(rows).__name__}")
+        raise ValueError(f"matrix must be [N, R], one row per item, got {type(rows).__name__}")
     listed = []
     for i, row in enumerate(rows):
         if isinstance(row, (str, bytes, Mapping)) or not hasattr(row, "__iter__"):

@@ -164,7 +164,10 @@ def encode(
     """
     if wanted is None:
         found = column.values if column.declared or not natural else in_natural_order(column.values)
+        if found == column.values and not last:
+            return column.codes, tuple(found)
         ids = (*(value for value in found if value not in last), *last)
+        written = False  # they are what was written
     else:
         ids = distinct(wanted, name)
         ids += tuple(value for value in last if value not in ids)

@@ -130,7 +130,8 @@ def _warn_of_lists(reading: _Reading) -> None:
     if worker is None or label is None or reading.want.sets:
         return
     pairs = list(zip(worker.codes[:100].tolist(), label.codes[:100].tolist(), strict=True))
-    texts = [(str(worker.values[w]), str(label.values[y])) for w, y in pairs if w >= 0 and y >= 0]
+    cells = [(worker.values[w], label.values[y]) for w, y in pairs if w >= 0 and y >= 0]
+    texts = [(a, b) for a, b in cells if isinstance(a, str) and isinstance(b, str)]
     commas = [a.count(",") for a, b in texts if a.count(",") == b.count(",")]
     if len(commas) == len(texts) and 2 * sum(map(bool, commas)) > len(texts):
         a, b = next(pair for pair in texts if "," in pair[0])

@@ -119,4 +119,7 @@ def records(rows: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
 
 def as_ids(column: Column) -> Column:
     """Ids of a file: kept as written, without blanks around them; empty is missing."""
+    stripped = [value.strip() if isinstance(value, str) else value for value in column.values]
+    if stripped == column.values and "" not in stripped:
+        return column
     return column.mapped(lambda value: (value.strip() or None) if isinstance(value, str) else value)

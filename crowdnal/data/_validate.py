@@ -69,7 +69,7 @@ def check_fields(
     if item_id is not None:
         item_id = integers(item_id, "item_id")
         if item_id.shape[0] != rows:
-            raise ValueError(f"item_id has {item_id.shape[0]} entries for {rows} items; give one an item")
+            raise ValueError(f"item_id has {item_id.shape[0]} entries for {rows} items; give one per item")
         bad = item_id < 0 if vocabulary is None else (item_id < 0) | (item_id >= len(vocabulary.items))
         if bool(bad.any()):
             i = _first(bad)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from crowdnal.data import Annotations
@@ -22,6 +21,10 @@ from crowdnal.functional._autograd.softmax_link import SoftmaxLink
 from crowdnal.functional.reduction import Reduction, reduction_weights
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.functional.sparse import compact
+
+__all__ = ["crowd_cross_entropy", "crowd_marginal_nll", "crowd_mixture_nll", "crowd_posterior"]
+
+_softmax_link, _mixture_link, _joint_link = SoftmaxLink.op, MixtureLink.op, JointLink.op
 
 
 def crowd_cross_entropy(
@@ -73,18 +76,8 @@ def crowd_cross_entropy(
     confusion, scores, shared, mixing = promote_beside(confusion, scores, shared, mixing)
     weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
     each = reduction == "none"
-    arguments = (
-        scores,
-        confusion,
-        shared,
-        mixing,
-        None if each else weight,
-        *index,
-        annotations.label,
-        mean,
-    )
-    compiling = torch.compiler.is_compiling()
-    loss, nll, _ = torch.ops.crowdnal.softmax_link(*arguments) if compiling else SoftmaxLink.run(*arguments)
+    inside = None if each else weight
+    loss, nll, _ = _softmax_link(scores, confusion, shared, mixing, inside, *index, annotations.label, mean)
     return (nll if weight is None else nll * weight) if each else loss
 
 
@@ -125,17 +118,8 @@ def crowd_mixture_nll(
     confusion, log_probs = promote_beside(confusion, log_probs)
     weight, mean = reduction_weights(annotations, weight, reduction, log_probs.dtype)
     each = reduction == "none"
-    arguments = (
-        log_probs,
-        confusion,
-        None if each else weight,
-        *index,
-        annotations.label,
-        kind,
-        mean,
-    )
-    compiling = torch.compiler.is_compiling()
-    loss, nll, *_ = torch.ops.crowdnal.mixture_link(*arguments) if compiling else MixtureLink.run(*arguments)
+    inside = None if each else weight
+    loss, nll, *_ = _mixture_link(log_probs, confusion, inside, *index, annotations.label, kind, mean)
     return (nll if weight is None else nll * weight) if each else loss
 
 
@@ -214,5 +198,4 @@ def _joint(
     check_shape("log_prior", log_prior, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
     confusion, log_prior = promote_beside(confusion, log_prior)
     weight = annotation_weight(annotations, weight, log_prior.dtype)
-    arguments = (log_prior, confusion, weight, *index_of(annotations), annotations.label, kind, mean)
-    return torch.ops.crowdnal.joint_link(*arguments) if torch.compiler.is_compiling() else JointLink.run(*arguments)
+    return _joint_link(log_prior, confusion, weight, *index_of(annotations), annotations.label, kind, mean)

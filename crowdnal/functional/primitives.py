@@ -20,17 +20,31 @@ from crowdnal.functional._autograd.pair_confusion import PairConfusion
 from crowdnal.functional.segments import annotation_weight, sum_by_item
 from crowdnal.reference import NONE, compute_dtype
 
+__all__ = [
+    "em_step",
+    "label_counts",
+    "label_log_likelihood",
+    "mix",
+    "mix_annotators",
+    "mix_items",
+    "mixture_step",
+    "pair_confusion",
+    "segment_sum",
+]
+
+_pair_confusion = PairConfusion.op
+
 
 def mix(scores: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:
     """Scores of every annotation's item through its annotator's matrix: h_n = scores_i W_r.
 
     Args:
-        scores: [B, C], one row an item.
-        confusion: [R, C, K], one matrix an annotator; read as by `crowd_cross_entropy`.
+        scores: [B, C], one row per item.
+        confusion: [R, C, K], one matrix per annotator; read as by `crowd_cross_entropy`.
         annotations: B items, R annotators.
 
     Returns:
-        [nnz, K], one row an annotation.
+        [nnz, K], one row per annotation.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -45,7 +59,7 @@ def mix_items(grad: Tensor, confusion: Tensor, annotations: Annotations) -> Tens
     """Adjoint of `mix` for scores: out_i = sum over annotations n of item i of W_r grad_n.
 
     Args:
-        grad: [nnz, K], one row an annotation.
+        grad: [nnz, K], one row per annotation.
         confusion: [R, C, K].
         annotations: B items, R annotators.
 
@@ -71,8 +85,8 @@ def mix_annotators(scores: Tensor, grad: Tensor, annotations: Annotations) -> Te
     """Adjoint of `mix` for confusion: out_r = sum over annotations n of annotator r of scores_i grad_n^T.
 
     Args:
-        scores: [B, C], one row an item.
-        grad: [nnz, K], one row an annotation.
+        scores: [B, C], one row per item.
+        grad: [nnz, K], one row per annotation.
         annotations: B items, R annotators.
 
     Returns:
@@ -155,8 +169,8 @@ def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotati
         marginal = -log_joint.logsumexp(1).sum()  # with softmax(log_joint) as the next posterior
 
     Args:
-        difficulty: [B, C, K, L], one tensor an item `[true, observed, latent]`; any value, -infinity is impossible.
-        competence: [R, C, K, L], one an annotator. Both in float16 or both in bfloat16 are read as they are stored.
+        difficulty: [B, C, K, L], one tensor per item `[true, observed, latent]`; any value, -infinity is impossible.
+        competence: [R, C, K, L], one per annotator. Both in float16 or both in bfloat16 are read as they are stored.
         annotations: B items, R annotators, labels in 0..K-1.
 
     Returns:
@@ -170,7 +184,7 @@ def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotati
     if competence.dim() != 4 or competence.shape[0] != annotations.num_annotators:
         raise ValueError(
             f"competence has shape {tuple(competence.shape)}, expected [num_annotators, C, num_classes, L] with "
-            f"num_annotators={annotations.num_annotators}: one tensor an annotator is needed"
+            f"num_annotators={annotations.num_annotators}: one tensor per annotator is needed"
         )
     _, classes, labels, latents = competence.shape
     if labels != annotations.num_classes or min(classes, labels, latents) == 0:
@@ -182,9 +196,8 @@ def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotati
     check_shape("difficulty", difficulty, *sizes, meaning="[num_items, C, num_classes, L]")
     if difficulty.dtype != competence.dtype or competence.dtype not in HALF:
         difficulty, competence = promote(difficulty, competence)
-    arguments = (difficulty, competence, *index_of(annotations), annotations.label)
-    compiling = torch.compiler.is_compiling()
-    return (torch.ops.crowdnal.pair_confusion(*arguments) if compiling else PairConfusion.run(*arguments))[0]
+    log_q, _ = _pair_confusion(difficulty, competence, *index_of(annotations), annotations.label)
+    return log_q
 
 
 def em_step(

@@ -47,7 +47,7 @@ def _rows(key: Tensor, order: Tensor) -> Index:
 
 
 def mix_rows(rows: Tensor, confusion: Tensor, key: Tensor, order: Tensor) -> Tensor:
-    """rows_n confusion[key_n] for rows [nnz, C] (one an annotation), key [nnz] and its stable sort: [nnz, K]."""
+    """rows_n confusion[key_n] for rows [nnz, C] (one per annotation), key [nnz] and its stable sort: [nnz, K]."""
     return mix_indexed(rows, confusion, _rows(key, order))
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from crowdnal.data import Annotations
-from crowdnal.functional._autograd._function import call
 from crowdnal.functional.segments import Index
+from crowdnal.ops.select import select as select_op
 
 
 class _Select(Function):
@@ -18,7 +18,7 @@ class _Select(Function):
     def forward(ctx: Any, confusion: Tensor, annotators: Tensor, distinct: bool) -> Tensor:
         ctx.save_for_backward(annotators)
         ctx.size, ctx.distinct = confusion.shape, distinct
-        return call(torch.ops.crowdnal.select.default, confusion, annotators)
+        return select_op.overload(confusion, annotators)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -1,6 +1,6 @@
 """Every op in plain PyTorch: the definition, the fallback without the native library, the oracle of the tests.
 
-Same names, arguments and results as the ops in `crowdnal.ops`. Shapes: scores [B, C], confusion [R, C, K],
+Their names and signatures are those of the ops (`crowdnal.ops`). Shapes: scores [B, C], confusion [R, C, K],
 log_probs [B, C], an observed-label-major confusion [R, K, C], indptr [B + 1], item, annotator, order and label [nnz].
 Matrices (confusion, log_confusion, difficulty and competence together) may be stored in float16 or bfloat16: everything
 else, results and gradients included, is float32 then. Differentiable by autograd; `mix` gathers nnz x C x K, which the
@@ -27,7 +27,7 @@ from crowdnal.reference._normalization import (
 )
 from crowdnal.reference._pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
 from crowdnal.reference._softmax_link import blend, cross_entropy, residual, softmax_link, softmax_link_backward
-from crowdnal.reference._terms import compute_dtype, reduce, upstream, widen
+from crowdnal.reference._terms import compute_dtype, new_empty, reduce, upstream, widen
 
 __all__ = [
     "NONE",
@@ -56,6 +56,7 @@ __all__ = [
     "mix_items",
     "mixture_link",
     "mixture_link_backward",
+    "new_empty",
     "observed",
     "pair_confusion",
     "pair_confusion_backward",

@@ -25,7 +25,7 @@ def em_step(
 
     No derivatives. order is for the kernels of CUDA, which need it: one that is kept is cheaper than to sort in each
     call. log_prior is [N, C], or [1, C] for all items. Without it EM starts: the posterior is the items'
-    shares of the votes (uniform without votes), the loss 0; of log_confusion only the shape is used, with C = K.
+    vote proportions (uniform without votes), the loss 0; of log_confusion only the shape is used, with C = K.
     """
     rows = torch.arange(indptr.shape[0] - 1, device=indptr.device)
     item = torch.repeat_interleave(rows, indptr.diff())

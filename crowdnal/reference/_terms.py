@@ -16,6 +16,11 @@ def widen(stored: Tensor) -> Tensor:
     return stored.to(compute_dtype(stored.dtype))
 
 
+def new_empty(stored: Tensor, *sizes: int) -> Tensor:
+    """Of the dtype that is computed with."""
+    return stored.new_empty(sizes, dtype=compute_dtype(stored.dtype))
+
+
 def reduce(nll: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
     """sum of weight x nll [nnz], divided by nnz if `mean`; 0 where nothing was annotated."""
     total = (nll if weight is None else nll * weight).sum()

@@ -27,7 +27,7 @@ BLOCK = 1 << 22
 def symmetric_confusions(
     num_annotators: int, num_classes: int, accuracy: float | Sequence[float] | Tensor = 0.7
 ) -> Tensor:
-    """``[R, C, C]``: right with probability ``accuracy`` (one, or one an annotator), else any other class."""
+    """``[R, C, C]``: right with probability ``accuracy`` (one, or one per annotator), else any other class."""
     right = _accuracies(num_annotators, num_classes, accuracy)
     wrong = (1 - right) / max(num_classes - 1, 1)
     eye = torch.eye(num_classes)
@@ -113,7 +113,7 @@ def simulate(
     weights = torch.ones(annotators) if selection is None else torch.as_tensor(selection).cpu()
     weights = weights.double()
     if weights.shape != (annotators,):
-        raise ValueError(f"selection must be [{annotators}], one weight an annotator, got {list(weights.shape)}")
+        raise ValueError(f"selection must be [{annotators}], one weight per annotator, got {list(weights.shape)}")
     _check("selection", weights, ~(weights >= 0) | weights.isinf(), "weights are finite and not negative")
     counts = torch.as_tensor(annotations_per_item).cpu()
     if counts.is_floating_point() or (counts.ndim != 0 and counts.shape != truth.shape):

@@ -6,6 +6,8 @@ Its help, default, check and group stand beside its name and type; the command's
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shlex
 import typing
@@ -123,8 +125,8 @@ class TrainConfig:
     # fmt: off
     images: Path = option("data", "folder of images, searched in depth", MISSING, metavar="DIR", check=_is_folder)
     annotations: Path = option(
-        "data", "labels: one a row (columns task, worker, label), or dense: a row an image, a column a worker", MISSING,
-        check=_is_file)
+        "data", "labels: one per row (columns task, worker, label), or dense: a row per image, a column per worker",
+        MISSING, check=_is_file)
     out: Path = option("running", "folder for everything that is written", MISSING, metavar="DIR", free=True)
     model: str = option("model", "timm model, local-dir:PATH or hf-hub:NAME", MISSING, check=_not_empty)
     objective: str = option("objective", "how annotators are modelled", "crowd-layer")
@@ -133,13 +135,17 @@ class TrainConfig:
     format: Literal["auto", "long", "dense"] = option(
         "data", "of the annotations", "auto", unset="auto, by the header")
     items: Path | None = option(
-        "data", "image of each row of a dense file without header (and of --truth with a label a line), one a line",
+        "data", "image of each row of a dense file without header (and of --truth with a label per line), one per line",
         check=_is_file)
     task_column: str = option("data", "column of the image", "task")
     worker_column: str = option("data", "column of the annotator", "worker")
     label_column: str = option("data", "column of the label", "label")
-    missing: str | None = option(
-        "data", "what stands for no label; empty always does", metavar="MARKER", unset="-1 in dense files")
+    columns: tuple[str, ...] | None = option(
+        "data", "names of all columns of the annotations, where they have no header", metavar="A,B,C")
+    encoding: str | None = option("data", "of the annotations", metavar="NAME", unset="by its mark, else utf-8")
+    missing: tuple[str, ...] | None = option(
+        "data", "what stands for no label, beside the usual words (NA, null, ...); '' means that only empty cells do",
+        metavar="A,B,C", unset="-1 in dense files")
     classes: tuple[str, ...] | None = option(
         "data", "all classes in order, or names for labels 0, 1, 2", metavar="A,B,C", check=_names,
         unset="those found")
@@ -154,7 +160,7 @@ class TrainConfig:
     feature_cache: Path | None = option(
         "model", "where features are kept", metavar="DIR", free=True, unset="OUT/features")
     epochs: int | None = option("training", "passes over the labels", fill=ByMode(40, 20, 60), check=_count)
-    batch_size: int | None = option("training", "images a step", fill=ByMode(64, 64, 64), check=_count)
+    batch_size: int | None = option("training", "images per step", fill=ByMode(64, 64, 64), check=_count)
     lr: float | None = option(
         "training", "learning rate of the model", fill=ByMode(1e-3, 1e-4, 1e-3), check=_positive)
     objective_lr: float | None = option(
@@ -172,10 +178,11 @@ class TrainConfig:
         "weights kept in OUT/model_selected", 0.0, metavar="FRACTION", check=_fraction)
     test_images: Path | None = option("test set", "folder of images", metavar="DIR", check=_is_folder)
     test_labels: Path | None = option(
-        "test set", "columns task, label, or a label a line with --test-items", check=_is_file)
-    test_items: Path | None = option("test set", "image of each line of --test-labels, one a line", check=_is_file)
+        "test set", "columns task, label, or a label per line with --test-items", check=_is_file)
+    test_items: Path | None = option("test set", "image of each line of --test-labels, one per line", check=_is_file)
     truth: Path | None = option(
-        "data", "true labels of annotated images (columns task, label, or a label a line with --items): only reported",
+        "data",
+        "true labels of annotated images (columns task, label, or a label per line with --items): only reported",
         check=_is_file)
     seed: int = option(
         "training", "of all that is drawn: equal seeds give equal weights on one machine", 0, check=_not_negative)
@@ -293,7 +300,11 @@ def in_words(value: Any) -> str:
         return NOT_GIVEN
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
-    return ",".join(value) if isinstance(value, (tuple, list)) else str(value)
+    if isinstance(value, (tuple, list)):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="").writerow(value)  # quotes what has a comma
+        return text.getvalue()
+    return str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -58,12 +58,12 @@ def load(config: TrainConfig) -> TrainingData:
         config.task_column,
         config.worker_column,
         config.label_column,
-        missing=USUAL if config.missing is None else config.missing,
+        missing=USUAL if config.missing is None else tuple(filter(None, config.missing)),
         classes=config.classes,
     )
     with as_options():
         lines = None if config.items is None else read_lines(config.items)
-        how = Reading(None if config.format == "auto" else config.format)
+        how = Reading(None if config.format == "auto" else config.format, config.columns, encoding=config.encoding)
         answers = read_answers(config.annotations, how, want, lines)
     if not len(answers.label.codes):
         raise InputError(f"{config.annotations} has no labels at all: check --format and --missing")
@@ -119,7 +119,8 @@ def as_options(**other: str) -> Iterator[None]:
         yield
     except ValueError as error:
         text = re.sub(r"\bis not in classes\b", "is not in classes=", str(error))
-        raise InputError(re.sub(rf"\b({'|'.join(flags)})=", lambda m: f"{flags[m[1]]} ", text)) from None
+        argument = rf"\b({'|'.join(flags)})=(?=(['\"\w])?)"  # with its value behind it, or without
+        raise InputError(re.sub(argument, lambda match: flags[match[1]] + " " * bool(match[2]), text)) from None
 
 
 def find_images(root: Path, argument: str) -> list[str]:

@@ -3,7 +3,6 @@
 #include <atomic>
 
 #include "cpu/label_log_likelihood.h"
-#include "ops.h"
 
 namespace crowdnal::cpu {
 namespace {
@@ -38,7 +37,7 @@ struct Step {
     for (int64_t k = 0; k < shape.cols; ++k) out[k] = total > 0 ? votes[k] / total : T(1) / shape.cols;
   }
   CROWDNAL_INLINE void shares(int64_t i, T* out) const {
-    if (index.indptr[i + 1] - index.indptr[i] <= kBlock) return shares(i, out, out);
+    if (index.indptr[i + 1] - index.indptr[i] <= kSegmentBlock) return shares(i, out, out);
     std::vector<double> votes(shape.cols);
     shares(i, votes.data(), out);
   }
@@ -59,8 +58,7 @@ struct Step {
 // Returns whether all indices of items begin..end-1 were in range; `loss` is their nll. Step and table are copies: see
 // terms.cpp.
 template <class T, int N>
-CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, const CountTable<T> table,
-                             double* loss) {
+CROWDNAL_INLINE bool step_of(const Step<T> step, int64_t begin, int64_t end, const CountTable<T> table, double* loss) {
   constexpr int64_t L = kLanes<T>;
   const Row<T, N> row(step.shape.cols);
   T block[L * N * L] = {}, log_sum[L] = {};
@@ -116,8 +114,6 @@ CROWDNAL_CLONES bool run_step(const Step<T>& step, int64_t begin, int64_t end, c
   return step_large(step, begin, end, table, loss);
 }
 
-}  // namespace
-
 std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
                                                       OptionalTensor weight, const Tensor& indptr,
                                                       const Tensor& annotator, OptionalTensor /*order*/,
@@ -143,12 +139,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, 
     using T = decltype(zero);
     const int64_t rows = shape.num_annotators * shape.rows, stride = CountTable<T>::stride_for(shape.cols);
     const Step<T> step{{pointer<T>(a), rows, shape.rows, pointer<T>(weight), pointer<int64_t>(labels)},
-                       {pointer<T>(log_prior), shared}, index, shape, output<T>(posterior)};
+                       {pointer<T>(log_prior), shared},
+                       index,
+                       shape,
+                       output<T>(posterior)};
     const int64_t tables = std::max<int64_t>(1, count_tables(nnz, shape, 1));
     Sums sums(tables * (rows + 1) * stride);
     std::vector<double> losses(tables, 0.0);
     std::atomic<bool> outside{false};
-    parallel_for(0, tables, grain((nnz + 8 * num_items) / tables * shape.cols), [&](int64_t begin, int64_t end) {
+    const int64_t cost = (nnz + 8 * num_items) / tables * shape.cols;
+    parallel_for(0, tables, tasks_per_thread(cost), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const CountTable<T> table{sums.data() + t * (rows + 1) * stride, stride};
         if (!run_step(step, num_items * t / tables, num_items * (t + 1) / tables, table, &losses[t])) outside = true;
@@ -165,5 +165,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, 
   });
   return {loss, posterior, counted, totals};
 }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) { m.impl("em_step", TORCH_BOX(&em_step_op)); }
 
 }  // namespace crowdnal::cpu

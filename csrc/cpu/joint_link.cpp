@@ -1,8 +1,7 @@
 // Joint link: nll_i = -log sum_k prior_i[k] prod_{n of i} A_r[y_n, k]^w_n, in log space (Dawid & Skene 1979).
 // The stored confusion has the observed label outermost, as in the mixture link.
+#include "cpu/detail/normalization.h"
 #include "cpu/label_log_likelihood.h"
-#include "cpu/normalization.h"
-#include "ops.h"
 
 namespace crowdnal::cpu {
 namespace {
@@ -15,15 +14,17 @@ template <class T>
 void log_rows(const T* confusion, const int64_t* label, const CheckedIndex& index, const Shape& shape,
               Normalization kind, T* log_norm, T* rows) {
   const std::vector<T> none(shape.cols, T(0));
-  for_each_run(index.view, index.runs, grain(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
-    const T* matrix = confusion + index.view.annotator[index.view.order[first]] * shape.matrix();
-    T* norm = log_norm + run * shape.cols;
-    log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr);
-    for (int64_t p = first; p < last; ++p) {
-      const int64_t n = index.view.order[p];
-      log_joint(none.data(), matrix + label[n] * shape.cols, norm, shape.cols, kind, rows + n * shape.cols);
-    }
-  });
+  for_each_run(index.view, index.runs, tasks_per_thread(shape.matrix() * 8),
+               [&](int64_t run, int64_t first, int64_t last) {
+                 const T* matrix = confusion + index.view.annotator[index.view.order[first]] * shape.matrix();
+                 T* norm = log_norm + run * shape.cols;
+                 log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr);
+                 for (int64_t p = first; p < last; ++p) {
+                   const int64_t n = index.view.order[p];
+                   log_joint(none.data(), matrix + label[n] * shape.cols, norm, shape.cols, kind,
+                             rows + n * shape.cols);
+                 }
+               });
 }
 
 bool annotated(const Index& view, int64_t i) { return view.indptr[i] < view.indptr[i + 1]; }
@@ -38,8 +39,6 @@ int64_t denominator(const Index& view, bool mean) {
 int64_t most_runs(const Index& view, const Shape& shape, Normalization kind) {
   return is_normalized(kind) ? std::min(view.nnz, shape.num_annotators) : 0;
 }
-
-}  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior, const Tensor& confusion,
                                                          OptionalTensor weight, const Tensor& indptr,
@@ -71,7 +70,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
       terms = {pointer<T>(rows), view.nnz, 0, pointer<T>(weight), nullptr};
     }
     const int64_t per_item = view.nnz / std::max<int64_t>(1, view.num_items) + 8;
-    parallel_for(0, view.num_items, grain(shape.cols * per_item), [&](int64_t begin, int64_t end) {
+    parallel_for(0, view.num_items, tasks_per_thread(shape.cols * per_item), [&](int64_t begin, int64_t end) {
       posteriors<T>(terms, view, {pointer<T>(prior), false}, shape.cols, begin, end, output<T>(posterior),
                     output<T>(nll));
     });
@@ -84,9 +83,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
 std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor&,
                                                   const Tensor& confusion, OptionalTensor weight, const Tensor& indptr,
                                                   const Tensor& item, const Tensor& annotator, const Tensor& order,
-                                                  const Tensor& label, const Tensor& posterior,
-                                                  OptionalTensor log_norm, int64_t normalization, bool mean,
-                                                  bool need_log_prior, bool need_confusion) {
+                                                  const Tensor& label, const Tensor& posterior, OptionalTensor log_norm,
+                                                  int64_t normalization, bool mean, bool need_log_prior,
+                                                  bool need_confusion) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
   const auto kind = static_cast<Normalization>(normalization);
@@ -108,7 +107,7 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
     const T scale = grad_loss ? *pointer<T>(grad_loss) / static_cast<T>(denominator(view, mean)) : T(0);
     const T* upstream = pointer<T>(grad_nll);
     T *dt = output<T>(dlog_prior), *out = output<T>(dconfusion), *each = output<T>(rows);
-    parallel_for(0, view.num_items, grain(shape.cols), [&](int64_t begin, int64_t end) {
+    parallel_for(0, view.num_items, tasks_per_thread(shape.cols), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const T u = annotated(view, i) ? scale + (upstream ? upstream[i] : T(0)) : T(0);
         for (int64_t k = i * shape.cols; k < (i + 1) * shape.cols; ++k) dt[k] = -u * pointer<T>(s)[k];
@@ -117,14 +116,14 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
     if (!need_confusion) return;
     const int64_t* y = pointer<int64_t>(labels);
     if (!is_normalized(kind)) return label_counts(dt, pointer<T>(weight), y, view, index.runs, shape, out);
-    parallel_for(0, view.nnz, grain(shape.cols), [&](int64_t begin, int64_t end) {
+    parallel_for(0, view.nnz, tasks_per_thread(shape.cols), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         std::copy_n(dt + view.item[n] * shape.cols, shape.cols, each + n * shape.cols);
       }
     });
     const GradRows<T> grad{each, nullptr, pointer<T>(weight)};
     const MatricesOut<T> place{out, view, index.runs, shape};
-    for_each_run(view, index.runs, grain(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
+    for_each_run(view, index.runs, tasks_per_thread(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
       std::vector<T> own(log_norm ? 0 : shape.cols);
       const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();
       if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr);
@@ -135,6 +134,13 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
   });
   if (!need_log_prior) dlog_prior = empty(a, {0, shape.cols});
   return {dlog_prior, dconfusion};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
+  m.impl("joint_link", TORCH_BOX(&joint_link_op));
+  m.impl("joint_link_backward", TORCH_BOX(&joint_link_backward_op));
 }
 
 }  // namespace crowdnal::cpu

@@ -1,8 +1,6 @@
 // label_log_likelihood and label_counts: each other's adjoints, the sufficient statistics of the joint link.
 #include "cpu/label_log_likelihood.h"
 
-#include "ops.h"
-
 namespace crowdnal::cpu {
 namespace {
 
@@ -10,7 +8,7 @@ namespace {
 // whatever it might have changed is read again for every annotation.
 template <class T, int N>
 CROWDNAL_INLINE void sum_terms_of(const LabelTerms<T> terms, const Index index, int64_t classes, int64_t begin,
-                                 int64_t end, T* out) {
+                                  int64_t end, T* out) {
   const Row<T, N> row(classes);
   for (int64_t i = begin; i < end; ++i) {
     Vec<T> t[N] = {};
@@ -22,7 +20,7 @@ CROWDNAL_INLINE void sum_terms_of(const LabelTerms<T> terms, const Index index, 
 // Items begin..end-1.                                                                     out: [B, classes]
 template <class T>
 CROWDNAL_CLONES void sum_terms(const LabelTerms<T>& terms, const Index& index, int64_t classes, int64_t begin,
-                                  int64_t end, T* out) {
+                               int64_t end, T* out) {
   if (classes <= kLanes<T>) return sum_terms_of<T, 1>(terms, index, classes, begin, end, out);
   if (classes <= 2 * kLanes<T>) return sum_terms_of<T, 2>(terms, index, classes, begin, end, out);
   for (int64_t i = begin; i < end; ++i) {
@@ -66,8 +64,8 @@ CROWDNAL_CLONES void add_counts(const T* values, const LabelTerms<T>& at, const 
 }
 
 template <class T, int N>
-CROWDNAL_INLINE void fill_table_of(const T* values, const LabelTerms<T> at, const Index index, int64_t begin, int64_t end,
-                                   int64_t classes, const CountTable<T> table) {
+CROWDNAL_INLINE void fill_table_of(const T* values, const LabelTerms<T> at, const Index index, int64_t begin,
+                                   int64_t end, int64_t classes, const CountTable<T> table) {
   const Row<T, N> row(classes);
   for (int64_t n = begin; n < end; ++n) {
     Vec<T> v[N];
@@ -78,8 +76,8 @@ CROWDNAL_INLINE void fill_table_of(const T* values, const LabelTerms<T> at, cons
 
 // Annotations begin..end-1 into a table.
 template <class T>
-CROWDNAL_CLONES void fill_table(const T* values, const LabelTerms<T>& at, const Index& index, int64_t begin, int64_t end,
-                                int64_t classes, const CountTable<T>& table) {
+CROWDNAL_CLONES void fill_table(const T* values, const LabelTerms<T>& at, const Index& index, int64_t begin,
+                                int64_t end, int64_t classes, const CountTable<T>& table) {
   if (classes <= kLanes<T>) return fill_table_of<T, 1>(values, at, index, begin, end, classes, table);
   if (classes <= 2 * kLanes<T>) return fill_table_of<T, 2>(values, at, index, begin, end, classes, table);
   for (int64_t n = begin; n < end; ++n) {
@@ -107,7 +105,7 @@ CROWDNAL_CLONES void posteriors(const LabelTerms<T>& terms, const Index& index, 
 template <class T>
 void sum_tables(const CountTable<T>& tables, int64_t count, int64_t rows, int64_t first, int64_t last, int64_t classes,
                 T* out) {
-  parallel_for(first, last, grain(count * classes), [&](int64_t begin, int64_t end) {
+  parallel_for(first, last, tasks_per_thread(count * classes), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       for (int64_t k = 0; k < classes; ++k) {
         double total = 0;
@@ -120,13 +118,13 @@ void sum_tables(const CountTable<T>& tables, int64_t count, int64_t rows, int64_
 
 template <class T>
 void label_counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Runs& runs,
-            const Shape& shape, T* out) {
+                  const Shape& shape, T* out) {
   const LabelTerms<T> at{nullptr, 0, shape.rows, weight, label};
   const int64_t count = count_tables(index.nnz, shape, kReuse), classes = shape.cols;
   if (count > 0) {
     const int64_t stride = CountTable<T>::stride_for(classes), rows = shape.num_annotators * shape.rows;
     Sums sums(count * rows * stride);
-    parallel_for(0, count, grain(index.nnz / count * classes), [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, tasks_per_thread(index.nnz / count * classes), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         fill_table<T>(values, at, index, index.nnz * t / count, index.nnz * (t + 1) / count, classes,
                       {sums.data() + t * rows * stride, stride});
@@ -135,9 +133,9 @@ void label_counts(const T* values, const T* weight, const int64_t* label, const 
     return sum_tables<T>({sums.data(), stride}, count, rows, 0, rows, classes, out);
   }
   const MatricesOut<T> place{out, index, runs, shape};
-  for_each_run(index, runs, grain(classes * 4), [&](int64_t run, int64_t first, int64_t last) {
+  for_each_run(index, runs, tasks_per_thread(classes * 4), [&](int64_t run, int64_t first, int64_t last) {
     T* matrix = place(run);
-    if (last - first <= kBlock) {
+    if (last - first <= kSegmentBlock) {
       std::fill_n(matrix, shape.matrix(), T(0));
       add_counts(values, at, index, index.order, true, first, last, classes, classes, matrix);
       return;
@@ -150,15 +148,17 @@ void label_counts(const T* values, const T* weight, const int64_t* label, const 
 }
 
 #define CROWDNAL_INSTANTIATE(T)                                                                                        \
-  template void posteriors<T>(const LabelTerms<T>&, const Index&, const Prior<T>&, int64_t, int64_t, int64_t, T*, T*);   \
+  template void posteriors<T>(const LabelTerms<T>&, const Index&, const Prior<T>&, int64_t, int64_t, int64_t, T*, T*); \
   template void sum_tables<T>(const CountTable<T>&, int64_t, int64_t, int64_t, int64_t, int64_t, T*);                  \
   template void label_counts<T>(const T*, const T*, const int64_t*, const Index&, const Runs&, const Shape&, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
 #undef CROWDNAL_INSTANTIATE
 
-Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                   const Tensor& annotator, const Tensor& order, const Tensor& label) {
+namespace {
+
+Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr,
+                               const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label) {
   const Tensor stored = check_confusion(log_confusion);
   const Shape shape = shape_of(stored);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
@@ -171,18 +171,17 @@ Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weigh
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
     const LabelTerms<T> terms{pointer<T>(a), shape.num_annotators * shape.rows, shape.rows, pointer<T>(weight),
-                               pointer<int64_t>(labels)};
+                              pointer<int64_t>(labels)};
     const int64_t per_item = view.nnz / std::max<int64_t>(1, view.num_items) + 1;
-    parallel_for(0, view.num_items, grain(shape.cols * per_item), [&](int64_t begin, int64_t end) {
-      sum_terms(terms, view, shape.cols, begin, end, output<T>(out));
-    });
+    parallel_for(0, view.num_items, tasks_per_thread(shape.cols * per_item),
+                 [&](int64_t begin, int64_t end) { sum_terms(terms, view, shape.cols, begin, end, output<T>(out)); });
   });
   return out;
 }
 
 Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                 const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
-                 int64_t num_labels) {
+                       const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
+                       int64_t num_labels) {
   STD_TORCH_CHECK(values.dim() == 2, "crowdnal: values must have 2 dimensions");
   STD_TORCH_CHECK(num_annotators >= 0 && num_labels >= 0,
                   "crowdnal: num_annotators and num_labels must not be negative");
@@ -199,6 +198,13 @@ Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor
     label_counts(pointer<T>(v), pointer<T>(weight), pointer<int64_t>(labels), view, index.runs, shape, output<T>(out));
   });
   return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
+  m.impl("label_log_likelihood", TORCH_BOX(&label_log_likelihood_op));
+  m.impl("label_counts", TORCH_BOX(&label_counts_op));
 }
 
 }  // namespace crowdnal::cpu

@@ -5,18 +5,18 @@
 #include <cstdint>
 
 #include "common/index.h"
-#include "cpu/kernels.h"
-#include "cpu/lanes.h"
+#include "cpu/detail/runs.h"
+#include "cpu/detail/lanes.h"
 
 namespace crowdnal::cpu {
 
 // What every annotation adds to its item: weight_n times a row of `table`; nothing for a weight of 0, whatever the row.
 template <class T>
 struct LabelTerms {
-  const T* table;          // [rows, classes]: rows (annotator, label), or one an annotation where `label` is null
+  const T* table;  // [rows, classes]: rows (annotator, label), or one per annotation where `label` is null
   int64_t rows, labels;
-  const T* weight;         // [nnz] or null (1)
-  const int64_t* label;    // [nnz] or null
+  const T* weight;       // [nnz] or null (1)
+  const int64_t* label;  // [nnz] or null
 
   CROWDNAL_INLINE T factor(int64_t n) const { return weight ? weight[n] : T(1); }
   CROWDNAL_INLINE int64_t row(const Index& index, int64_t n) const {
@@ -27,15 +27,15 @@ struct LabelTerms {
 // t += what the annotations of item i add, for rows of one or two vectors.
 template <class T, int N>
 CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, const Row<T, N>& row, int64_t i,
-                                  Vec<T>* t) {
+                               Vec<T>* t) {
   const int64_t first = index.indptr[i], last = index.indptr[i + 1];
   Vec<T> before[N] = {};
-  for (int64_t block = first; block < last; block += kBlock) {
+  for (int64_t block = first; block < last; block += kSegmentBlock) {
     for (int64_t j = 0; block > first && j < N; ++j) {
       before[j] = before[j] + t[j];
       t[j] = Vec<T>{};
     }
-    for (int64_t n = block; n < std::min(last, block + kBlock); ++n) {
+    for (int64_t n = block; n < std::min(last, block + kSegmentBlock); ++n) {
       const T w = terms.factor(n);
       if (w == 0) continue;
       Vec<T> x[N];
@@ -43,13 +43,13 @@ CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, c
       for (int64_t j = 0; j < N; ++j) t[j] = t[j] + w * x[j];
     }
   }
-  for (int64_t j = 0; last - first > kBlock && j < N; ++j) t[j] = t[j] + before[j];
+  for (int64_t j = 0; last - first > kSegmentBlock && j < N; ++j) t[j] = t[j] + before[j];
 }
 
 // The same for rows of any length and annotations first..last-1.
 template <class T, class Out>
 CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, int64_t classes, int64_t first,
-                                  int64_t last, Out* __restrict t) {
+                               int64_t last, Out* __restrict t) {
   for (int64_t n = first; n < last; ++n) {
     const Out w = terms.factor(n);
     if (w == 0) continue;
@@ -60,7 +60,7 @@ CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, i
 template <class T>
 CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, int64_t classes, int64_t i, T* t) {
   const int64_t first = index.indptr[i], last = index.indptr[i + 1];
-  if (last - first <= kBlock) return add_terms(terms, index, classes, first, last, t);
+  if (last - first <= kSegmentBlock) return add_terms(terms, index, classes, first, last, t);
   std::vector<double> sums(t, t + classes);
   add_terms(terms, index, classes, first, last, sums.data());
   for (int64_t k = 0; k < classes; ++k) t[k] = static_cast<T>(sums[k]);
@@ -165,7 +165,7 @@ void sum_tables(const CountTable<T>& tables, int64_t count, int64_t rows, int64_
 // `runs` is read where `count_tables` of kReuse is 0.
 template <class T>
 void label_counts(const T* values, const T* weight, const int64_t* label, const Index& index, const Runs& runs,
-            const Shape& shape, T* out);
+                  const Shape& shape, T* out);
 constexpr int64_t kReuse = 8;
 
 }  // namespace crowdnal::cpu

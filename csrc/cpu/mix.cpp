@@ -1,6 +1,7 @@
 // mix, mix_items, mix_annotators: each other's adjoints, so gradients of any order are again these three.
-#include "cpu/kernels.h"
-#include "ops.h"
+#include "cpu/mix.h"
+
+#include "cpu/detail/runs.h"
 
 namespace crowdnal::cpu {
 namespace {
@@ -9,7 +10,7 @@ namespace {
 template <class T>
 void mix_large(const MixInput<T>& input, const Index& index, const Runs& runs, const Shape& shape, T* out, T* nll) {
   const int64_t rows = shape.rows, cols = shape.cols;
-  for_each_run(index, runs, grain(shape.matrix()), [&](int64_t, int64_t first, int64_t last) {
+  for_each_run(index, runs, tasks_per_thread(shape.matrix()), [&](int64_t, int64_t first, int64_t last) {
     const T* matrix = input.confusion + index.annotator[index.order[first]] * shape.matrix();
     for (int64_t begin = first; begin < last; begin += kGroup) {
       const int64_t count = std::min(kGroup, last - begin);
@@ -45,12 +46,12 @@ void unmix_large(const GradRows<T>& grad, const T* scores, const T* confusion, c
                  const Shape& shape, bool need_items, T* matrices, T* each) {
   const int64_t rows = shape.rows, cols = shape.cols;
   const MatricesOut<T> place{matrices, index, runs, shape};
-  for_each_run(index, runs, grain(shape.matrix()), [&](int64_t run, int64_t first, int64_t last) {
+  for_each_run(index, runs, tasks_per_thread(shape.matrix()), [&](int64_t run, int64_t first, int64_t last) {
     const T* matrix = need_items ? confusion + index.annotator[index.order[first]] * shape.matrix() : nullptr;
     T* total = matrices ? place(run) : nullptr;
     std::vector<T> copies(kGroup * cols), partial;
     for (int64_t begin = first; begin < last; begin += kGroup) {
-      const int64_t count = std::min(kGroup, last - begin), block = (begin - first) / kBlock;
+      const int64_t count = std::min(kGroup, last - begin), block = (begin - first) / kSegmentBlock;
       const T *z[kGroup], *g[kGroup];
       T* row[kGroup];
       for (int64_t j = 0; j < count; ++j) {
@@ -66,8 +67,8 @@ void unmix_large(const GradRows<T>& grad, const T* scores, const T* confusion, c
       if (!matrices) continue;
       if (block > 0) partial.resize(shape.matrix());
       T* into = block > 0 ? partial.data() : total;
-      outer_group(z, g, into, count, rows, cols, (begin - first) % kBlock == 0);
-      if (block > 0 && (begin + count == last || (begin + count - first) % kBlock == 0)) {
+      outer_group(z, g, into, count, rows, cols, (begin - first) % kSegmentBlock == 0);
+      if (block > 0 && (begin + count == last || (begin + count - first) % kSegmentBlock == 0)) {
         for (int64_t e = 0; e < shape.matrix(); ++e) total[e] += partial[e];
       }
     }
@@ -77,14 +78,13 @@ void unmix_large(const GradRows<T>& grad, const T* scores, const T* confusion, c
 
 }  // namespace
 
-static_assert(kBlock % kGroup == 0, "a group lies in one block");
+static_assert(kSegmentBlock % kGroup == 0, "a group lies in one block");
 
 template <class T>
 void mix(const MixInput<T>& input, const Index& index, const Runs& runs, const Shape& shape, T* out, T* nll) {
   if (!is_small<T>(shape)) return mix_large(input, index, runs, shape, out, nll);
-  parallel_for(0, index.nnz, grain(shape.matrix() + 8 * shape.cols), [&](int64_t begin, int64_t end) {
-    mix_small(input, index, shape, begin, end, out, nll);
-  });
+  parallel_for(0, index.nnz, tasks_per_thread(shape.matrix() + 8 * shape.cols),
+               [&](int64_t begin, int64_t end) { mix_small(input, index, shape, begin, end, out, nll); });
 }
 
 template <class T>
@@ -97,13 +97,12 @@ void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const I
   }
   if (items) {
     const int64_t per_item = index.nnz / std::max<int64_t>(1, index.num_items) + 1;
-    parallel_for(0, index.num_items, grain(shape.matrix() * per_item), [&](int64_t begin, int64_t end) {
-      items_small(grad, confusion, index, shape, begin, end, items);
-    });
+    parallel_for(0, index.num_items, tasks_per_thread(shape.matrix() * per_item),
+                 [&](int64_t begin, int64_t end) { items_small(grad, confusion, index, shape, begin, end, items); });
   }
   if (!matrices) return;
   const MatricesOut<T> place{matrices, index, runs, shape};
-  for_each_run(index, runs, grain(shape.matrix()), [&](int64_t run, int64_t first, int64_t last) {
+  for_each_run(index, runs, tasks_per_thread(shape.matrix()), [&](int64_t run, int64_t first, int64_t last) {
     outer_small(grad, scores, index, shape, first, last, place(run));
   });
   place.finish();
@@ -111,19 +110,20 @@ void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const I
 
 template <class T>
 void sum_items(const GradRows<T>& values, const Index& index, int64_t width, T* out) {
-  parallel_for(0, index.num_items, grain(width * 4), [&](int64_t begin, int64_t end) {
+  parallel_for(0, index.num_items, tasks_per_thread(width * 4), [&](int64_t begin, int64_t end) {
     sum_segments(values, index.nnz, index.indptr, begin, end, width, out);
   });
 }
 
-#define CROWDNAL_INSTANTIATE(T)                                                                            \
-  template void mix<T>(const MixInput<T>&, const Index&, const Runs&, const Shape&, T*, T*);               \
-  template void unmix<T>(const GradRows<T>&, const T*, const T*, const Index&, const Runs&, const Shape&,  \
-                         T*, T*, T*);                                                                \
+#define CROWDNAL_INSTANTIATE(T)                                                                                        \
+  template void mix<T>(const MixInput<T>&, const Index&, const Runs&, const Shape&, T*, T*);                           \
+  template void unmix<T>(const GradRows<T>&, const T*, const T*, const Index&, const Runs&, const Shape&, T*, T*, T*); \
   template void sum_items<T>(const GradRows<T>&, const Index&, int64_t, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
 #undef CROWDNAL_INSTANTIATE
+
+namespace {
 
 Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
               const Tensor& annotator, const Tensor& order) {
@@ -136,7 +136,8 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
   Tensor out = empty(w, {index.view.nnz, shape.cols});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    mix<T>({pointer<T>(z), pointer<T>(w), nullptr, nullptr, nullptr}, index.view, index.runs, shape, output<T>(out), nullptr);
+    mix<T>({pointer<T>(z), pointer<T>(w), nullptr, nullptr, nullptr}, index.view, index.runs, shape, output<T>(out),
+           nullptr);
   });
   return out;
 }
@@ -169,10 +170,17 @@ Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor&
   Tensor out = empty(scores, {num_annotators, shape.rows, shape.cols});
   dispatch(z, [&](auto zero) {
     using T = decltype(zero);
-    unmix<T>({pointer<T>(g)}, pointer<T>(z), nullptr, index.view, index.runs, shape, nullptr, output<T>(out),
-             nullptr);
+    unmix<T>({pointer<T>(g)}, pointer<T>(z), nullptr, index.view, index.runs, shape, nullptr, output<T>(out), nullptr);
   });
   return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
+  m.impl("mix", TORCH_BOX(&mix_op));
+  m.impl("mix_items", TORCH_BOX(&mix_items_op));
+  m.impl("mix_annotators", TORCH_BOX(&mix_annotators_op));
 }
 
 }  // namespace crowdnal::cpu

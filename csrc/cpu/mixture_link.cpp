@@ -3,10 +3,10 @@
 // once for all annotations of its annotator.
 #include <cmath>
 
-#include "cpu/kernels.h"
-#include "cpu/lanes.h"
-#include "cpu/normalization.h"
-#include "ops.h"
+#include "cpu/detail/lanes.h"
+#include "cpu/detail/normalization.h"
+#include "cpu/detail/runs.h"
+#include "cpu/mix.h"
 
 namespace crowdnal::cpu {
 namespace {
@@ -39,7 +39,7 @@ void one_row(const MixtureInput<T>& in, const Index& index, const Shape& shape, 
 // Rows of one or two vectors, kLanes annotations at a time, whoever their annotators are. Softplus takes the posterior
 // from p_i[k] softplus(x) / sum, which spares a logarithm, and once more in log space where that may have underflowed.
 template <class T, int N>
-struct Waiting {
+struct PendingRows {
   static constexpr int64_t L = kLanes<T>;
   static constexpr T kTiny = T(1e-30);
   const MixtureInput<T>& in;
@@ -51,7 +51,8 @@ struct Waiting {
   const T* log_norm[L];
   T joint[L * N * L] = {}, factor[L * N * L] = {};
 
-  CROWDNAL_INLINE Waiting(const MixtureInput<T>& in, const Index& index, const Shape& shape, const MixtureOut<T>& out)
+  CROWDNAL_INLINE PendingRows(const MixtureInput<T>& in, const Index& index, const Shape& shape,
+                              const MixtureOut<T>& out)
       : in(in), index(index), shape(shape), out(out), row(shape.cols) {}
 
   // values: softplus of the annotator's matrix, or null
@@ -95,7 +96,7 @@ CROWDNAL_INLINE void mixture_of(const MixtureInput<T>& in, const Index& index, c
                                 int64_t run, int64_t end, const MixtureOut<T>& out) {
   const bool softplus = in.kind == Normalization::kSoftplus;
   std::vector<T> values(softplus ? shape.matrix() : 0);
-  Waiting<T, N> waiting(in, index, shape, out);
+  PendingRows<T, N> pending(in, index, shape, out);
   for (; run < end; ++run) {
     const T* matrix = in.confusion + index.annotator[index.order[runs[run]]] * shape.matrix();
     T* norm = out.log_norm + run * shape.cols;
@@ -103,17 +104,17 @@ CROWDNAL_INLINE void mixture_of(const MixtureInput<T>& in, const Index& index, c
     bool good = true;
     if (in.kind != Normalization::kNone) {
       good = log_norms(matrix, shape.rows, shape.cols, in.kind, norm, softplus ? values.data() : nullptr);
-      waiting.row.read(out.log_norm, run, run + 1, norms);
+      pending.row.read(out.log_norm, run, run + 1, norms);
     }
     for (int64_t p = runs[run]; p < runs[run + 1]; ++p) {
       if (softplus && !good) {
         one_row(in, index, shape, index.order[p], norm, out);
       } else {
-        waiting.add(index.order[p], norm, norms, softplus ? values.data() : nullptr);
+        pending.add(index.order[p], norm, norms, softplus ? values.data() : nullptr);
       }
     }
   }
-  if (waiting.count > 0) waiting.finish();
+  if (pending.count > 0) pending.finish();
 }
 
 template <class T>
@@ -136,11 +137,9 @@ void mixture_large(const MixtureInput<T>& in, const Index& index, const Runs& ru
   }
 }
 
-int64_t grain_of(const Shape& shape, Normalization kind) {  // an activation is worth about eight multiply-adds
-  return grain(kind == Normalization::kNone ? shape.cols * 16 : shape.matrix() * 8);
+int64_t tasks_of(const Shape& shape, Normalization kind) {  // an activation is worth about eight multiply-adds
+  return tasks_per_thread(kind == Normalization::kNone ? shape.cols * 16 : shape.matrix() * 8);
 }
-
-}  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
                                                            OptionalTensor weight, const Tensor& indptr,
@@ -164,7 +163,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
     using T = decltype(zero);
     const MixtureInput<T> in{pointer<T>(log_p), pointer<T>(a), pointer<int64_t>(labels), kind};
     const MixtureOut<T> out{output<T>(nll), output<T>(posterior), output<T>(log_norm)};
-    for_each_share(view, index.runs, grain_of(shape, kind), [&](int64_t run, int64_t end) {
+    for_each_share(view, index.runs, tasks_of(shape, kind), [&](int64_t run, int64_t end) {
       const auto kernel = is_small<T>(shape) ? mixture_small<T> : mixture_large<T>;
       kernel(in, view, index.runs, shape, run, end, out);
     });
@@ -176,11 +175,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
   return {loss, nll, posterior, log_norm};
 }
 
-std::tuple<Tensor, Tensor> mixture_link_backward_op(
-    OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor&, const Tensor& confusion, OptionalTensor weight,
-    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
-    const Tensor& posterior, OptionalTensor log_norm, int64_t normalization, bool mean, bool need_log_probs,
-    bool need_confusion) {
+std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor&,
+                                                    const Tensor& confusion, OptionalTensor weight,
+                                                    const Tensor& indptr, const Tensor& item, const Tensor& annotator,
+                                                    const Tensor& order, const Tensor& label, const Tensor& posterior,
+                                                    OptionalTensor log_norm, int64_t normalization, bool mean,
+                                                    bool need_log_probs, bool need_confusion) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
@@ -200,12 +200,16 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
     const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
-    const GradRows<T> grad{pointer<T>(r), nullptr, pointer<T>(weight), pointer<T>(grad_nll),
-                           grad_loss ? *pointer<T>(grad_loss) / count : T(0), T(-1)};
+    const GradRows<T> grad{pointer<T>(r),
+                           nullptr,
+                           pointer<T>(weight),
+                           pointer<T>(grad_nll),
+                           grad_loss ? *pointer<T>(grad_loss) / count : T(0),
+                           T(-1)};
     if (need_log_probs) sum_items(grad, view, shape.cols, output<T>(dlog_probs));
     if (!need_confusion) return;
     const MatricesOut<T> place{output<T>(dconfusion), view, index.runs, shape};
-    for_each_share(view, index.runs, grain_of(shape, kind), [&](int64_t run, int64_t end) {
+    for_each_share(view, index.runs, tasks_of(shape, kind), [&](int64_t run, int64_t end) {
       std::vector<T> own(log_norm || kind == Normalization::kNone ? 0 : shape.cols);
       for (; run < end; ++run) {
         const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();
@@ -218,6 +222,13 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(
     place.finish();
   });
   return {dlog_probs, dconfusion};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
+  m.impl("mixture_link", TORCH_BOX(&mixture_link_op));
+  m.impl("mixture_link_backward", TORCH_BOX(&mixture_link_backward_op));
 }
 
 }  // namespace crowdnal::cpu

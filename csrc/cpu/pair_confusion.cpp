@@ -3,12 +3,10 @@
 #include <memory>
 #include <vector>
 
-#include "cpu/kernels.h"
-#include "cpu/pair_rows.h"
-#include "ops.h"
+#include "cpu/detail/pair_rows.h"
+#include "cpu/detail/runs.h"
 
 namespace crowdnal::cpu {
-
 namespace {
 
 // Annotations that are summed in one call.
@@ -34,8 +32,12 @@ Inputs check_inputs(const Tensor& difficulty, const Tensor& competence, const Te
                                 {num_items, tiles.classes, tiles.labels, tiles.latents});
   const Tensor c = check_stored(competence, "competence", type,
                                 {num_annotators, tiles.classes, tiles.labels, tiles.latents});
-  return {widened(d, index.view.item, index.view.nnz), widened(c, index.view.annotator, index.view.nnz), labels, index,
-          tiles, num_annotators};
+  return {widened(d, index.view.item, index.view.nnz),
+          widened(c, index.view.annotator, index.view.nnz),
+          labels,
+          index,
+          tiles,
+          num_annotators};
 }
 
 // [nnz] the run that each annotation is in.
@@ -78,10 +80,11 @@ struct Batch {
         run(run_of(index, inputs.index.runs)), items(inputs.difficulty, tiles, index.num_items),
         annotators(inputs.competence, tiles, static_cast<int64_t>(inputs.index.runs.size()) - 1) {
     const Runs& runs = inputs.index.runs;
-    parallel_for(0, static_cast<int64_t>(runs.size()) - 1, grain(8 * tiles.size()), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) annotators.fill(r, index.annotator[index.order[runs[r]]]);
-    });
-    parallel_for(0, index.num_items, grain(8 * tiles.size()), [&](int64_t begin, int64_t end) {
+    parallel_for(0, static_cast<int64_t>(runs.size()) - 1, tasks_per_thread(8 * tiles.size()),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t r = begin; r < end; ++r) annotators.fill(r, index.annotator[index.order[runs[r]]]);
+                 });
+    parallel_for(0, index.num_items, tasks_per_thread(8 * tiles.size()), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         if (index.indptr[i] < index.indptr[i + 1]) items.fill(i, i);
       }
@@ -137,15 +140,13 @@ void block_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t 
 template <bool kItem, class T, class At>
 void owner_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t first, int64_t last, const At& at,
                     T* total, std::vector<T>& partial, T* out) {
-  block_gradient<kItem>(batch, upstream, first, std::min(last, first + kBlock), at, total, out);
-  for (int64_t block = first + kBlock; block < last; block += kBlock) {
+  block_gradient<kItem>(batch, upstream, first, std::min(last, first + kSegmentBlock), at, total, out);
+  for (int64_t block = first + kSegmentBlock; block < last; block += kSegmentBlock) {
     partial.resize(batch.tiles.matrix());
-    block_gradient<kItem>(batch, upstream, block, std::min(last, block + kBlock), at, total, partial.data());
+    block_gradient<kItem>(batch, upstream, block, std::min(last, block + kSegmentBlock), at, total, partial.data());
     for (int64_t e = 0; e < batch.tiles.matrix(); ++e) out[e] += partial[e];
   }
 }
-
-}  // namespace
 
 std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr,
                                              const Tensor& item, const Tensor& annotator, const Tensor& order,
@@ -158,7 +159,7 @@ std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Ten
   dispatch(inputs.competence, [&](auto zero) {
     using T = decltype(zero);
     const Batch<T> batch(inputs);
-    parallel_for(0, view.nnz, grain(tiles.size()), [&](int64_t begin, int64_t end) {
+    parallel_for(0, view.nnz, tasks_per_thread(tiles.size()), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         pair_row(batch.item(n), batch.annotator(n), tiles, batch.label[n], output<T>(log_q) + n * tiles.classes,
                  output<T>(log_norm) + n * tiles.classes);
@@ -179,10 +180,10 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
   const Tensor g = check_values(grad, "grad", inputs.competence, {view.nnz, tiles.classes});
   const Tensor q = check_values(log_q, "log_q", inputs.competence, {view.nnz, tiles.classes});
   const Tensor norm = check_values(log_norm, "log_norm", inputs.competence, {view.nnz, tiles.classes});
-  Tensor ddifficulty = empty(inputs.competence, {need_difficulty ? view.num_items : 0, tiles.classes, tiles.labels,
-                                                 tiles.latents});
-  Tensor dcompetence = empty(inputs.competence, {need_competence ? inputs.num_annotators : 0, tiles.classes,
-                                                 tiles.labels, tiles.latents});
+  Tensor ddifficulty = empty(inputs.competence,
+                             {need_difficulty ? view.num_items : 0, tiles.classes, tiles.labels, tiles.latents});
+  Tensor dcompetence = empty(inputs.competence,
+                             {need_competence ? inputs.num_annotators : 0, tiles.classes, tiles.labels, tiles.latents});
   Tensor scratch = empty(inputs.competence, {view.nnz, 2, tiles.padded()});
   const Shape shape{inputs.num_annotators, tiles.classes, tiles.labels * tiles.latents};
   dispatch(inputs.competence, [&](auto zero) {
@@ -190,7 +191,7 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
     const Batch<T> batch(inputs);
     std::unique_ptr<bool[]> exact(new bool[view.nnz]);
     const Upstream<T> upstream{pointer<T>(g), pointer<T>(q), pointer<T>(norm), pointer<T>(scratch), exact.get()};
-    parallel_for(0, view.nnz, grain(32 * tiles.classes), [&](int64_t begin, int64_t end) {
+    parallel_for(0, view.nnz, tasks_per_thread(32 * tiles.classes), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         const int64_t row = n * tiles.classes;
         exact[n] = pair_coefficients(upstream.grad + row, upstream.log_q + row, upstream.log_norm + row, tiles,
@@ -199,7 +200,7 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
     });
     if (need_difficulty) {
       const int64_t per_item = view.nnz / std::max<int64_t>(1, view.num_items) + 1;
-      parallel_for(0, view.num_items, grain(tiles.size() * per_item), [&](int64_t begin, int64_t end) {
+      parallel_for(0, view.num_items, tasks_per_thread(tiles.size() * per_item), [&](int64_t begin, int64_t end) {
         std::vector<T> total(tiles.size()), partial;
         for (int64_t i = begin; i < end; ++i) {
           T* out = output<T>(ddifficulty) + i * tiles.matrix();
@@ -216,7 +217,7 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
     if (!need_competence) return;
     const Runs& runs = inputs.index.runs;
     const MatricesOut<T> place{output<T>(dcompetence), view, runs, shape};
-    for_each_share(view, runs, grain(tiles.size()), [&](int64_t run, int64_t end) {
+    for_each_share(view, runs, tasks_per_thread(tiles.size()), [&](int64_t run, int64_t end) {
       std::vector<T> total(tiles.size()), partial;
       const auto ordered = [&](int64_t p) { return view.order[p]; };
       for (; run < end; ++run) {
@@ -226,6 +227,13 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
     place.finish();
   });
   return {ddifficulty, dcompetence};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
+  m.impl("pair_confusion", TORCH_BOX(&pair_confusion_op));
+  m.impl("pair_confusion_backward", TORCH_BOX(&pair_confusion_backward_op));
 }
 
 }  // namespace crowdnal::cpu

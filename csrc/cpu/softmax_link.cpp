@@ -1,8 +1,9 @@
 // Softmax link: nll_n = logsumexp(h_n) - h_n[y_n] with h_n = scores_i W_r (+ shared_i), and its gradients.
-#include "cpu/kernels.h"
-#include "ops.h"
+#include "cpu/detail/runs.h"
+#include "cpu/mix.h"
 
 namespace crowdnal::cpu {
+namespace {
 
 std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
                                                    OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr,
@@ -66,7 +67,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> softmax_link_backward_op(
     if (need_mixing) {
       mix<T>({pointer<T>(z), pointer<T>(w), nullptr, nullptr, nullptr}, view, index.runs, shape, output<T>(own),
              nullptr);
-      parallel_for(0, view.nnz, grain(shape.cols * 4), [&](int64_t begin, int64_t end) {
+      parallel_for(0, view.nnz, tasks_per_thread(shape.cols * 4), [&](int64_t begin, int64_t end) {
         mixing_gradient(grad, pointer<T>(shared), pointer<T>(own), view.item, begin, end, shape.cols,
                         output<T>(dmixing));
       });
@@ -78,6 +79,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> softmax_link_backward_op(
     if (need_shared) sum_items(grad, view, shape.cols, output<T>(dshared));
   });
   return {dscores, dconfusion, dshared, dmixing};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) {
+  m.impl("softmax_link", TORCH_BOX(&softmax_link_op));
+  m.impl("softmax_link_backward", TORCH_BOX(&softmax_link_backward_op));
 }
 
 }  // namespace crowdnal::cpu

@@ -56,7 +56,7 @@ struct Partials {
   __device__ double operator()(int64_t part, int64_t k) const { return values[part * cols + k]; }
 };
 
-// out[part, k] = sum of values(i, k) over the part's `per` rows: a block a part and kLanes columns
+// out[part, k] = sum of values(i, k) over the part's `per` rows: a block per part and kLanes columns
 template <class Values, class Out>
 __global__ void __launch_bounds__(256)
     column_sums_kernel(Values values, int64_t count, int64_t cols, int64_t per, Out* out) {
@@ -98,8 +98,8 @@ void em_step(Context& context, const T* log_prior, bool shared, const E* log_con
   launch(context, find_items_kernel, ceil_div(index.nnz, kThreads), kThreads, 0, index.indptr, index.num_items,
          index.nnz, item);
   if (log_prior) {
-    joint_link(context, log_prior, shared, log_confusion, weight, label, index, shape, Normalization::kNone, false, loss,
-               context.template scratch<T>(index.num_items), posterior, static_cast<T*>(nullptr));
+    joint_link(context, log_prior, shared, log_confusion, weight, label, index, shape, Normalization::kNone, false,
+               loss, context.template scratch<T>(index.num_items), posterior, static_cast<T*>(nullptr));
   } else {
     context.zero(loss, 1);
     launch(context, shares_kernel<T>, ceil_div(size, kThreads), kThreads, 0, weight, label, index, classes, posterior);

@@ -1,10 +1,10 @@
 // Joint link: nll_i = -log sum_k prior_i[k] prod_{n of i} A_r[y_n, k]^w_n, in log space (Dawid & Skene 1979).
 #pragma once
 
-#include "cuda/label_counts.cuh"
+#include "cuda/detail/label_counts.cuh"
 #include "cuda/label_log_likelihood.cuh"
-#include "cuda/posterior.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/detail/posterior.cuh"
+#include "cuda/detail/reduce.cuh"
 
 namespace crowdnal::cuda {
 
@@ -16,7 +16,7 @@ struct JointTerm {
   const T* weight;  // [nnz] or null
   Index index;
   Rows rows;
-  int64_t grain() const { return rows.grain() | cuda::grain(0, prior); }
+  int64_t alignment_bits() const { return rows.alignment_bits() | cuda::alignment_bits(0, prior); }
   template <int V>
   __device__ void load(int64_t i, int64_t k, T* to) const {
     T own[V];

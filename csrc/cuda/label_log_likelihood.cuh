@@ -1,7 +1,7 @@
-// label_log_likelihood: sums over the annotations of an item, the adjoint of the counts (cuda/label_counts.cuh).
+// label_log_likelihood: sums over the annotations of an item, the adjoint of cuda/detail/label_counts.cuh.
 #pragma once
 
-#include "cuda/chunks.cuh"
+#include "cuda/detail/chunks.cuh"
 
 namespace crowdnal::cuda {
 
@@ -13,7 +13,7 @@ __device__ void sum_terms(const Rows& rows, const T* weight, const Index& index,
   CROWDNAL_ASSERT(0 <= index.indptr[i] && index.indptr[i] <= last && last <= index.nnz);
   BlockSum<T> sums[V];
   for (int64_t n = index.indptr[i]; n < last;) {
-    const int64_t stop = n + kBlock < last ? n + kBlock : last;
+    const int64_t stop = n + kTermBlock < last ? n + kTermBlock : last;
     for (; n < stop; ++n) {
       const T w = weight ? weight[n] : T(1);
       if (w == T(0)) continue;
@@ -39,9 +39,10 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 // out[i, k] = sum_{n of i} weight_n times row n of `rows`                                            out: [B, classes]
 template <class T, class Rows>
-void label_log_likelihood(Context& context, const Rows& rows, const T* weight, const Index& index, int64_t classes, T* out) {
-  launch(context, label_log_likelihood_kernel<T, Rows>, ceil_div(index.num_items * classes, kThreads), kThreads, 0, rows, weight,
-         index, classes, out);
+void label_log_likelihood(Context& context, const Rows& rows, const T* weight, const Index& index, int64_t classes,
+                          T* out) {
+  launch(context, label_log_likelihood_kernel<T, Rows>, ceil_div(index.num_items * classes, kThreads), kThreads, 0,
+         rows, weight, index, classes, out);
 }
 
 }  // namespace crowdnal::cuda

@@ -1,14 +1,13 @@
-// The primitives: launchers under the schemas of crowdnal/ops.py.
-#include "cuda/items.cuh"
+// The primitives: launchers and bindings.
+#include "cuda/detail/items.cuh"
 #include "cuda/mix.cuh"
-#include "cuda/op.h"
-#include "cuda/outer.cuh"
-#include "cuda/select.cuh"
+#include "cuda/detail/op.h"
+#include "cuda/detail/outer.cuh"
 
 namespace crowdnal::cuda {
 
 #define CROWDNAL_TEMPLATE template
-#include "cuda/mix_instances.h"
+#include "cuda/detail/mix_instances.h"
 
 namespace {
 
@@ -59,26 +58,12 @@ Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor&
   return out;
 }
 
-Tensor select_op(const Tensor& confusion, const Tensor& annotators) {
-  Op op(confusion);
-  const Shape shape = shape_of(confusion);
-  const int64_t count = annotators.size(0);
-  const int64_t* chosen = op.longs(annotators, "annotators", count);
-  Tensor out = op.empty_stored({count, shape.rows, shape.cols});
-  dispatch_stored(confusion, [&](auto zero) {
-    using E = decltype(zero);
-    select(op, op.matrices<E>(confusion), chosen, count, shape, output<E>(out));
-  });
-  return out;
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(crowdnal, CUDA, m) {
   m.impl("mix", TORCH_BOX(&mix_op));
   m.impl("mix_items", TORCH_BOX(&mix_items_op));
   m.impl("mix_annotators", TORCH_BOX(&mix_annotators_op));
-  m.impl("select", TORCH_BOX(&select_op));
 }
 
 }  // namespace crowdnal::cuda

@@ -1,18 +1,18 @@
-// out[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k], a part of a warp an annotation: nothing is read twice
-// but matrices, which caches keep. Matrices that are too large for that: cuda/matrix.cuh.
+// out[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k], a part of a warp per annotation: nothing is read
+// twice but matrices, which caches keep. Matrices that are too large for that: cuda/detail/matrix.cuh.
 #pragma once
 
-#include "cuda/matrix.cuh"
-#include "cuda/rows.cuh"
+#include "cuda/detail/matrix.cuh"
+#include "cuda/detail/rows.cuh"
 
 namespace crowdnal::cuda {
 
 // What becomes of a row h.
 template <class T>
 struct Epilogue {
-  const T* shared = nullptr;         // [B, cols] or null: added, or mixed in by `mixing`
-  const T* mixing = nullptr;         // [nnz] or null
-  const int64_t* label = nullptr;    // [nnz] or null
+  const T* shared = nullptr;       // [B, cols] or null: added, or mixed in by `mixing`
+  const T* mixing = nullptr;       // [nnz] or null
+  const int64_t* label = nullptr;  // [nnz] or null
 
   __device__ T blend(T h, int64_t n, int64_t i, int64_t k, int64_t cols) const {
     if (!shared) return h;
@@ -44,8 +44,7 @@ __device__ void finish_row(T (&h)[L::kOwn], int64_t n, bool active, const int64_
 }
 
 template <class T, class E, class L>
-__global__ void __launch_bounds__(kThreads)
-    mix_kernel(MixInput<T, E> input, Index index, Shape shape, T* out, T* nll) {
+__global__ void __launch_bounds__(kThreads) mix_kernel(MixInput<T, E> input, Index index, Shape shape, T* out, T* nll) {
   constexpr int kGroups = kThreads / L::G, V = L::V;
   const int rows = static_cast<int>(shape.rows), cols = static_cast<int>(shape.cols);
   for (int64_t base = int64_t(blockIdx.x) * kGroups; base < index.nnz; base += int64_t(gridDim.x) * kGroups) {
@@ -58,9 +57,9 @@ __global__ void __launch_bounds__(kThreads)
       const T* z = input.scores + i * rows;
       const E* row = input.confusion + r * (rows * cols) + L::column(0);
       T m[V][L::kOwn] = {};
-      for (int first = 0; first < rows; first += kBlock) {
+      for (int first = 0; first < rows; first += kTermBlock) {
         T part[L::kOwn] = {};
-        const int last = first + kBlock < rows ? first + kBlock : rows;
+        const int last = first + kTermBlock < rows ? first + kTermBlock : rows;
         for (int c = first; c < last; c += V) {
           T zs[V];
           load<V>(z + c, zs);
@@ -88,10 +87,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Rows h [nnz, cols] that `multiply` left in `out`: the shared term, softmax and nll; a block a row.
+// Rows h [nnz, cols] that `multiply` left in `out`: the shared term, softmax and nll; a block per row.
 template <class T>
-__global__ void __launch_bounds__(kThreads) finish_rows_kernel(Epilogue<T> then, Index index, int64_t cols, T* out,
-                                                               T* nll) {
+__global__ void __launch_bounds__(kThreads)
+    finish_rows_kernel(Epilogue<T> then, Index index, int64_t cols, T* out, T* nll) {
   CROWDNAL_SHARED(T, target, 1);
   for (int64_t n = blockIdx.x; n < index.nnz; n += gridDim.x) {
     T* row = out + n * cols;
@@ -121,7 +120,7 @@ void mix(Context& context, const MixInput<T, E>& input, const Index& index, cons
     }
     return;
   }
-  for_tier<T>(shape.cols, grain(shape.rows | shape.cols, input.scores, input.confusion, out), [&](auto tier) {
+  for_tier<T>(shape.cols, alignment_bits(shape.rows | shape.cols, input.scores, input.confusion, out), [&](auto tier) {
     using L = decltype(tier);
     launch(context, mix_kernel<T, E, L>, group_blocks<L::G>(index.nnz), kThreads, 0, input, index, shape, out, nll);
   });

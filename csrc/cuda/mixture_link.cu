@@ -1,7 +1,7 @@
-// The mixture link: launchers under the schemas of crowdnal/ops.py.
+// The mixture link: launchers and bindings.
 #include "cuda/mixture_link.cuh"
 
-#include "cuda/op.h"
+#include "cuda/detail/op.h"
 
 namespace crowdnal::cuda {
 namespace {

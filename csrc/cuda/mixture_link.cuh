@@ -1,10 +1,10 @@
 // Mixture link: nll_n = -log sum_k p_i[k] A_r[y_n, k], A_r = a normalised [labels, classes] matrix, in log space.
 #pragma once
 
-#include "cuda/label_counts.cuh"
-#include "cuda/items.cuh"
-#include "cuda/posterior.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/detail/label_counts.cuh"
+#include "cuda/detail/items.cuh"
+#include "cuda/detail/posterior.cuh"
+#include "cuda/detail/reduce.cuh"
 
 namespace crowdnal::cuda {
 
@@ -15,7 +15,7 @@ struct MixtureTerm {
   const int64_t* item;  // [nnz]
   int64_t num_items;
   Rows rows;
-  int64_t grain() const { return rows.grain() | cuda::grain(0, log_probs); }
+  int64_t alignment_bits() const { return rows.alignment_bits() | cuda::alignment_bits(0, log_probs); }
   template <int V>
   __device__ void load(int64_t n, int64_t k, T* to) const {
     const int64_t i = item[n];

@@ -1,7 +1,7 @@
-// The pair confusion: launchers under the schemas of crowdnal/ops.py.
+// The pair confusion: launchers and bindings.
 #include "cuda/pair_confusion.cuh"
 
-#include "cuda/op.h"
+#include "cuda/detail/op.h"
 
 namespace crowdnal::cuda {
 namespace {
@@ -13,7 +13,12 @@ Pairs<T, E> pairs_of(Op& op, const Tensor& difficulty, const Tensor& competence,
                 latents = competence.size(3);
   return {op.stored<E>(difficulty, "difficulty", {index.num_items, classes, labels, latents}),
           op.stored<E>(competence, "competence", {annotators, classes, labels, latents}),
-          annotators, classes, labels, latents, index, op.longs(label, "label", index.nnz)};
+          annotators,
+          classes,
+          labels,
+          latents,
+          index,
+          op.longs(label, "label", index.nnz)};
 }
 
 void check_competence(const Tensor& competence) {
@@ -53,9 +58,9 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
     using E = decltype(zero);
     using T = Accumulate<E>;
     const PairGrad<T, E> rows{pairs_of<T, E>(op, difficulty, competence, index, label),
-                           op.values<T>(grad, "grad", {index.nnz, classes}),
-                           op.values<T>(log_q, "log_q", {index.nnz, classes}),
-                           op.values<T>(log_norm, "log_norm", {index.nnz, classes})};
+                              op.values<T>(grad, "grad", {index.nnz, classes}),
+                              op.values<T>(log_q, "log_q", {index.nnz, classes}),
+                              op.values<T>(log_norm, "log_norm", {index.nnz, classes})};
     pair_confusion_backward(op, rows, output_if<T>(need_difficulty, ddifficulty),
                             output_if<T>(need_competence, dcompetence));
   });

@@ -1,11 +1,11 @@
 // Pair confusion of LIA: log_q[n, k] = log_softmax over j of logsumexp_l (D_i + C_r)[k, j, l] at the observed label.
 #pragma once
 
-#include "cuda/pair_sum.cuh"
+#include "cuda/detail/pair_sum.cuh"
 
 namespace crowdnal::cuda {
 
-// A group a class of `together` annotations, which lie together: the exponentials of an item are taken once as long as
+// A group per class of `together` annotations, which lie together: the exponentials of an item are taken once as long as
 // it stays the same. Sums of rows that are wider than a group rest where the results will lie. Two lanes write what an
 // annotation has got, so a group waits for as many annotations as it has pairs of them.
 template <class T, class E, class L>
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T))
   }
 }
 
-// out[i, k, m] = sum_{n of i} gradient at n, k and m, a group a class of an item.                   out: as difficulty
+// out[i, k, m] = sum_{n of i} gradient at n, k and m, a group per class and item.                   out: as difficulty
 template <class T, class E, class L>
 __global__ void __launch_bounds__(kThreads, 24 / sizeof(T)) pair_items_kernel(PairGrad<T, E> grad, T* out) {
   constexpr int kGroups = kThreads / L::G;
@@ -92,9 +92,10 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T)) pair_items_kernel(Pa
       const Place<L> place(k, first, tile);
       PairSum<T, L> sum;
       int64_t next = begin;
-      Annotation ahead = begin < end ? pairs.fetch(begin) : Annotation{};  // on its way while one is worked on
+      Annotation ahead = begin < end ? pairs.fetch(begin)
+                                     : Annotation{};  // its load is in flight while one is worked on
       do {
-        const int64_t block = next, stop = block + kBlock < end ? block + kBlock : end;
+        const int64_t block = next, stop = block + kTermBlock < end ? block + kTermBlock : end;
         T c[L::kOwn] = {};
         while (next < stop) {
           const Annotation now = ahead;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T)) pair_items_kernel(Pa
   }
 }
 
-// out[r, k, m] = sum_{n of r} gradient at n, k and m, a group a class of a chunk.                   out: as competence
+// out[r, k, m] = sum_{n of r} gradient at n, k and m, a group per class and chunk.                   out: as competence
 // `abreast` chunks start side by side, evenly spread over all, and so on with those behind them: if every annotator has
 // one, they pass the items at about the same time, and find in the cache what another has fetched.
 template <class T, class E, class L>
@@ -152,13 +153,13 @@ __global__ void __launch_bounds__(kThreads, 20 / sizeof(T))
         load_row(matrix, place, d);
         const Coefficients<T> by(grad, now.n * classes + k);
         const int own = pairs.observed(now);
-        now = pairs.fetch(after);  // the next: on its way while this one is worked on
+        now = pairs.fetch(after);  // the next: its load is in flight while this one is worked on
         after = order(p + 2);
         const T shift = highest(matrix, place, d);
         if (p >= end) continue;
         sum.add(by, [&](int t) { return std::exp(d[t] - shift); }, place, own, latents);
         const bool more = p + 1 < end && now.annotator == owner;
-        if (++in_block < kBlock && more) continue;
+        if (++in_block < kTermBlock && more) continue;
         T c[L::kOwn] = {};
         load_row(pairs.tile_of(owner), place, c);
         sum.close(grad, c, p + 1 - in_block, p + 1, order, k, place, begun, to);

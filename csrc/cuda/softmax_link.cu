@@ -1,12 +1,12 @@
-// The softmax link: launchers under the schemas of crowdnal/ops.py.
+// The softmax link: launchers and bindings.
 #include "cuda/softmax_link.cuh"
 
-#include "cuda/op.h"
+#include "cuda/detail/op.h"
 
 namespace crowdnal::cuda {
 
 #define CROWDNAL_TEMPLATE extern template
-#include "cuda/mix_instances.h"
+#include "cuda/detail/mix_instances.h"
 
 namespace {
 
@@ -17,7 +17,8 @@ template <class T, class E>
 MixInput<T, E> input_of(Op& op, const Tensor& scores, const Tensor& confusion, const OptionalTensor& shared,
                         const OptionalTensor& mixing, const int64_t* labels, const Index& index, const Shape& shape) {
   STD_TORCH_CHECK(shared || !mixing, "crowdnal: mixing needs shared");
-  return {op.values<T>(scores, "scores", {index.num_items, shape.rows}), op.matrices<E>(confusion),
+  return {op.values<T>(scores, "scores", {index.num_items, shape.rows}),
+          op.matrices<E>(confusion),
           {op.values<T>(shared, "shared", {index.num_items, shape.cols}), op.values<T>(mixing, "mixing", {index.nnz}),
            labels}};
 }
@@ -43,8 +44,9 @@ Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, Optional
 Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
                                   const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                  const Tensor& annotator, const Tensor& order, const Tensor& label, const Tensor& probs,
-                                  bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                  const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
+                                  bool need_shared, bool need_mixing) {
   STD_TORCH_CHECK(shared || !need_mixing, "crowdnal: mixing needs shared");
   Op op(confusion);
   const Shape shape = shape_of(confusion);

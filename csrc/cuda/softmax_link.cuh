@@ -1,10 +1,10 @@
 // Softmax link: nll_n = logsumexp(h_n) - h_n[y_n] with h_n = scores_i W_r (+ shared_i), and its gradients.
 #pragma once
 
-#include "cuda/items.cuh"
+#include "cuda/detail/items.cuh"
 #include "cuda/mix.cuh"
-#include "cuda/outer.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/detail/outer.cuh"
+#include "cuda/detail/reduce.cuh"
 
 namespace crowdnal::cuda {
 
@@ -16,12 +16,13 @@ void softmax_link(Context& context, const MixInput<T, E>& input, const T* weight
   weighted_sum(context, nll, weight, index.nnz, mean ? std::max<int64_t>(1, index.nnz) : 1, loss);
 }
 
-// out[n] = row n of `grad` . (shared[item_n] - own[n]), a warp an annotation
+// out[n] = row n of `grad` . (shared[item_n] - own[n]), a warp per annotation
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     mixing_kernel(GradRows<T> grad, const T* shared, const T* own, Index index, T* out) {
   constexpr int kWarps = kThreads / kLanes;
-  for (int64_t n = int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes; n < index.nnz; n += int64_t(gridDim.x) * kWarps) {
+  for (int64_t n = int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes; n < index.nnz;
+       n += int64_t(gridDim.x) * kWarps) {
     const GradRow<T> row = grad.find(n, index.num_items);
     T sum = T(0);
     for (int64_t k = threadIdx.x % kLanes; k < grad.cols; k += kLanes) {

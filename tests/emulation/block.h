@@ -155,7 +155,8 @@ class Block {
       std::ostringstream out;
       out << "divergent barrier: ";
       for (size_t t = 0; t < threads_.size(); ++t) {
-        if (t > 0 && threads_[t].state == threads_[t - 1].state && same(threads_[t].site, threads_[t - 1].site)) continue;
+        if (t > 0 && threads_[t].state == threads_[t - 1].state && same(threads_[t].site, threads_[t - 1].site))
+          continue;
         out << (t ? ", " : "") << "from thread " << t
             << (threads_[t].state == Thread::kDone ? " returned" : " at " + name(threads_[t].site));
       }

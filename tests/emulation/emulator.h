@@ -75,7 +75,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, emulator::Site site 
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
-// The launch seam of csrc/cuda/launch.h
+// The launch seam of csrc/cuda/detail/launch.h
 
 namespace crowdnal::cuda {
 

@@ -59,7 +59,8 @@ class Fibers {
     body_ = std::move(body);
     while (static_cast<int>(stacks_.size()) < count) stacks_.push_back(std::make_unique<char[]>(kStack));
 #if defined(__SANITIZE_ADDRESS__)
-    for (const auto& stack : stacks_) ASAN_UNPOISON_MEMORY_REGION(stack.get(), kStack);  // of frames that never returned
+    for (const auto& stack : stacks_)
+      ASAN_UNPOISON_MEMORY_REGION(stack.get(), kStack);  // of frames that never returned
 #endif
     frames_.clear();
     for (int i = 0; i < count; ++i) frames_.push_back(new_frame(stacks_[i].get(), &Fibers::entry));

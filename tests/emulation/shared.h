@@ -61,9 +61,7 @@ class SharedArray {
   };
   Reference operator[](At at) { return {*this, at.i, at.site}; }
 
-  void resize(int64_t size) {
-    cells_.resize(size);
-  }
+  void resize(int64_t size) { cells_.resize(size); }
 
  private:
   struct Cell {

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from support.emulated import Emulated
 from support.op_arguments import arguments
 from support.problems import make_problem
 
 from crowdnal import reference
-from crowdnal.ops import SCHEMAS
+from crowdnal.ops import OPS
 
 pytestmark = pytest.mark.slow  # the kernels of CUDA are compiled for it
 
@@ -33,10 +31,10 @@ CASES = [(name, tensor) for name, tensors in READ.items() for tensor in tensors]
 @pytest.mark.parametrize(("name", "tensor"), CASES)
 def test_an_id_out_of_range_is_an_assertion(emulated: Emulated, name: str, tensor: str, sizes: tuple[int, ...]) -> None:
     problem = make_problem(*sizes, seed=5)
-    position = re.findall(r"(\w+)[,)]", SCHEMAS[name].partition("->")[0]).index(tensor)
     for bad, place in ((-1, 0), (10**6, -1)):  # where `order` still sorts the annotators
         for args in arguments(problem, name, reference.NONE):
-            changed = [*args[:position], args[position].clone(), *args[position + 1 :]]
-            changed[position][problem.annotations.order[place]] = bad
+            named = OPS[name].arguments(*args)
+            ids = getattr(named, tensor).clone()
+            ids[problem.annotations.order[place]] = bad
             with pytest.raises(RuntimeError, match="assertion failed"):
-                emulated.op(name)(*changed)
+                emulated.op(name)(*named._replace(**{tensor: ids}))

@@ -77,7 +77,8 @@ def planted(folder: Path, before: str, after: str) -> Path:
     csrc = folder / "csrc"
     for name in ("common", "cuda"):
         shutil.copytree(emulated.CSRC / name, csrc / name)
-    texts = {kernel: kernel.read_text() for kernel in (csrc / "cuda" / f"{name}outer.cuh" for name in ("", "small_"))}
+    kernels = csrc / "cuda" / "detail"
+    texts = {kernel: kernel.read_text() for kernel in (kernels / f"{name}outer.cuh" for name in ("", "small_"))}
     assert sum(text.count(before) for text in texts.values()) == 1
     for kernel, text in texts.items():
         kernel.write_text(text.replace(before, after))

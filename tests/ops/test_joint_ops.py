@@ -96,31 +96,31 @@ def test_long_segments_lose_no_accuracy() -> None:
 @native
 def test_native_ops_refuse_what_would_read_out_of_bounds() -> None:
     p = make_problem(6, 4, 2, 3, 4, seed=2)
-    likelihood, counts, joint, backward, step = (list(arguments(p, name)[-1]) for name in JOINT)
-    changes: list[tuple[str, list[Any], int, Callable[[Any], Any], str]] = [
-        ("label_log_likelihood", likelihood, 6, lambda t: t + 1, r"label\[\d+\] = 3"),
-        ("label_log_likelihood", likelihood, 1, lambda t: t[1:], "weight"),
-        ("label_log_likelihood", likelihood, 4, lambda t: t + 4, "annotator"),
-        ("label_log_likelihood", likelihood, 2, lambda t: t + 1, "indptr"),
-        ("label_counts", counts, 0, lambda t: t[1:], "values"),
-        ("label_counts", counts, 0, lambda t: t[0], "2 dimensions"),
-        ("label_counts", counts, 1, lambda t: t.float(), "dtype"),
-        ("label_counts", counts, 5, lambda t: t * 0, "order"),
-        ("label_counts", counts, 7, lambda n: n - 2, "annotator"),
-        ("label_counts", counts, 8, lambda n: n - 1, "label"),
-        ("label_counts", counts, 8, lambda n: -1, "must not be negative"),
-        ("joint_link", joint, 0, lambda t: t[:, 1:], "log_prior"),
-        ("joint_link", joint, 6, lambda t: t.flip(0), "order"),
-        ("joint_link", joint, 1, lambda t: t[..., :0], "at least one class"),
-        ("em_step", step, 0, lambda t: t[:, 1:], "log_prior"),
-        ("em_step", step, 0, lambda t: None, "labels must be the classes"),
-        ("em_step", step, 3, lambda t: t.flip(0), "indptr"),
-        ("em_step", step, 4, lambda t: t + 4, "out of range"),
-        ("em_step", step, 6, lambda t: t - 3, "out of range"),
-        ("em_step", step, 6, lambda t: t[1:], "label must have shape"),
-        ("joint_link_backward", backward, 1, lambda t: t[1:], "grad_nll"),
-        ("joint_link_backward", backward, 10, lambda t: t[1:], "posterior"),
+    changes: list[tuple[str, str, Callable[[Any], Any], str]] = [
+        ("label_log_likelihood", "label", lambda t: t + 1, r"label\[\d+\] = 3"),
+        ("label_log_likelihood", "weight", lambda t: t[1:], "weight"),
+        ("label_log_likelihood", "annotator", lambda t: t + 4, "annotator"),
+        ("label_log_likelihood", "indptr", lambda t: t + 1, "indptr"),
+        ("label_counts", "values", lambda t: t[1:], "values"),
+        ("label_counts", "values", lambda t: t[0], "2 dimensions"),
+        ("label_counts", "weight", lambda t: t.float(), "dtype"),
+        ("label_counts", "order", lambda t: t * 0, "order"),
+        ("label_counts", "num_annotators", lambda n: n - 2, "annotator"),
+        ("label_counts", "num_labels", lambda n: n - 1, "label"),
+        ("label_counts", "num_labels", lambda n: -1, "must not be negative"),
+        ("joint_link", "log_prior", lambda t: t[:, 1:], "log_prior"),
+        ("joint_link", "order", lambda t: t.flip(0), "order"),
+        ("joint_link", "confusion", lambda t: t[..., :0], "at least one class"),
+        ("em_step", "log_prior", lambda t: t[:, 1:], "log_prior"),
+        ("em_step", "log_prior", lambda t: None, "labels must be the classes"),
+        ("em_step", "indptr", lambda t: t.flip(0), "indptr"),
+        ("em_step", "annotator", lambda t: t + 4, "out of range"),
+        ("em_step", "label", lambda t: t - 3, "out of range"),
+        ("em_step", "label", lambda t: t[1:], "label must have shape"),
+        ("joint_link_backward", "grad_nll", lambda t: t[1:], "grad_nll"),
+        ("joint_link_backward", "posterior", lambda t: t[1:], "posterior"),
     ]
-    for name, args, position, change, message in changes:
+    for name, argument, change, message in changes:
+        args = op_checks.changed(name, arguments(p, name)[-1], **{argument: change})
         with pytest.raises(RuntimeError, match=message):
-            getattr(ops, name)(*args[:position], change(args[position]), *args[position + 1 :])
+            getattr(ops, name)(*args)

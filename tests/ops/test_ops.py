@@ -100,31 +100,30 @@ def test_opcheck(name: str) -> None:
 
 @native
 @pytest.mark.parametrize(
-    ("position", "change", "message"),
+    ("argument", "change", "message"),
     [
-        (2, lambda t: t + 1, "indptr"),
-        (3, lambda t: t.flip(0), "item"),
-        (4, lambda t: t - 1, "annotator"),
-        (4, lambda t: t + 10, "annotator"),
-        (4, lambda t: t.int(), "annotator must be int64"),
-        (5, lambda t: t.flip(0), "order"),
-        (5, lambda t: t * 0, "order"),
-        (0, lambda t: t[:-1], "scores"),
-        (1, lambda t: t[:-1], "grad"),
-        (1, lambda t: t.float(), "dtype"),
+        ("indptr", lambda t: t + 1, "indptr"),
+        ("item", lambda t: t.flip(0), "item"),
+        ("annotator", lambda t: t - 1, "annotator"),
+        ("annotator", lambda t: t + 10, "annotator"),
+        ("annotator", lambda t: t.int(), "annotator must be int64"),
+        ("order", lambda t: t.flip(0), "order"),
+        ("order", lambda t: t * 0, "order"),
+        ("scores", lambda t: t[:-1], "scores"),
+        ("grad", lambda t: t[:-1], "grad"),
+        ("grad", lambda t: t.float(), "dtype"),
     ],
 )
-def test_native_ops_refuse_what_would_read_out_of_bounds(position: int, change: Any, message: str) -> None:
-    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix_annotators")[0])
-    args[position] = change(args[position])
+def test_native_ops_refuse_what_would_read_out_of_bounds(argument: str, change: Any, message: str) -> None:
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mix_annotators")[0]
     with pytest.raises(RuntimeError, match=message):
-        ops.mix_annotators(*args)
+        ops.mix_annotators(*op_checks.changed("mix_annotators", args, **{argument: change}))
 
 
 @native
 def test_native_ops_refuse_matrices_without_classes() -> None:
-    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mixture_link")[0])
-    args[0], args[1] = args[0][:, :0], args[1][:, :, :0]
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "mixture_link")[0]
+    args = op_checks.changed("mixture_link", args, log_probs=lambda t: t[:, :0], confusion=lambda t: t[:, :, :0])
     with pytest.raises(RuntimeError, match="at least one class"):
         ops.mixture_link(*args)
 
@@ -132,8 +131,7 @@ def test_native_ops_refuse_matrices_without_classes() -> None:
 @native
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_native_ops_refuse_labels_out_of_range(bad: int) -> None:
-    args = list(arguments(make_problem(6, 4, 3, 3, 4, seed=2), "softmax_link")[0])
-    args[9] = args[9].clone()
-    args[9][2] = bad
+    args = arguments(make_problem(6, 4, 3, 3, 4, seed=2), "softmax_link")[0]
+    args = op_checks.changed("softmax_link", args, label=lambda t: t.index_fill(0, torch.tensor(2), bad))
     with pytest.raises(RuntimeError, match=rf"label\[2\] = {bad}"):
         ops.softmax_link(*args)

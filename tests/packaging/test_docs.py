@@ -207,8 +207,9 @@ def test_extras_and_variables_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     extras = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
     assert {name for names in re.findall(r"\.\[([\w,-]+)\]\"", text) for name in names.split(",")} <= set(extras)
-    sources = [ROOT / "setup.py", ROOT / ".ci/run", *(p for t in TREES[:-1] for p in (ROOT / t).rglob("*.py"))]
-    known = "".join(source.read_text(encoding="utf-8") for source in sources if source != Path(__file__))
+    sources = [ROOT / "setup.py", ROOT / ".ci/run", *(p for t in TREES for p in (ROOT / t).rglob("*.[pch]*"))]
+    sources = [p for p in sources if p.is_file() and p.suffix in ("", ".py", ".h", ".cuh") and p != Path(__file__)]
+    known = "".join(source.read_text(encoding="utf-8") for source in sources)
     assert [name for name in re.findall(r"CROWDNAL_\w+", text) if name not in known] == []
 
 

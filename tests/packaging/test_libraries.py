@@ -78,34 +78,34 @@ print(crowdnal.backend()["cuda"])
 
 
 def test_a_cuda_library_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crowdnal import ops
+    from crowdnal.ops import _load
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     (tmp_path / "_cuda13.abi3.so").write_text("no library")
-    monkeypatch.setattr(ops, "__file__", str(tmp_path / "ops" / "__init__.py"))
-    monkeypatch.setattr(ops, "_native", {"cpu"})
-    failure = ops._load("cuda")
+    monkeypatch.setattr(_load, "__file__", str(tmp_path / "ops" / "_load.py"))
+    monkeypatch.setattr(_load, "_native", {"cpu"})
+    failure = _load.load("cuda")
     assert failure is not None and failure.startswith("_cuda13.abi3.so cannot be loaded")
     assert "short" in failure or "ELF" in failure or "mach-o" in failure, "the reason is not told"
-    assert ops.backend() == {"cpu": "native", "cuda": "reference"}
-    assert ops._load("none") is None and ops.backend()["cuda"] == "reference"
+    assert _load.backend() == {"cpu": "native", "cuda": "reference"}
+    assert _load.load("none") is None and _load.backend()["cuda"] == "reference"
 
 
 def test_a_library_for_another_cuda_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crowdnal import ops
+    from crowdnal.ops import _load
 
     (tmp_path / "_cuda13.abi3.so").touch()
     loaded: list[Path] = []
-    monkeypatch.setattr(ops, "__file__", str(tmp_path / "ops" / "__init__.py"))
-    monkeypatch.setattr(ops, "_native", {"cpu"})
+    monkeypatch.setattr(_load, "__file__", str(tmp_path / "ops" / "_load.py"))
+    monkeypatch.setattr(_load, "_native", {"cpu"})
     monkeypatch.setattr(torch.ops, "load_library", loaded.append)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    failure = ops._load("cuda")
+    failure = _load.load("cuda")
     assert failure is not None and "_cuda13.abi3.so is not for CUDA 12.8" in failure
-    assert not loaded and ops.backend()["cuda"] == "reference"
+    assert not loaded and _load.backend()["cuda"] == "reference"
     monkeypatch.setattr(torch.version, "cuda", "13.1")
-    assert ops._load("cuda") is None and loaded == [tmp_path / "_cuda13.abi3.so"]
-    assert ops.backend()["cuda"] == "native"
+    assert _load.load("cuda") is None and loaded == [tmp_path / "_cuda13.abi3.so"]
+    assert _load.backend()["cuda"] == "native"
 
 
 def test_disabled_native_runs_on_the_reference_and_warns_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import ninja
 import pybind11
 import torch
 
-from crowdnal.ops import SCHEMAS
+from crowdnal.ops import OPS
 
 HERE = Path(__file__).resolve().parents[1] / "emulation"
 CSRC = HERE.parents[1] / "csrc"
@@ -67,8 +67,8 @@ class Emulated:
 
     def __init__(self, library: Path) -> None:
         self.definitions = torch.library.Library(NAME, "DEF")
-        for name, schema in SCHEMAS.items():
-            self.definitions.define(name + schema)
+        for op in OPS.values():
+            self.definitions.define(op.name + op.schema)
         spec = importlib.util.spec_from_file_location(NAME, library)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)  # loading it registers the ops

@@ -9,20 +9,14 @@ import torch
 from torch import Tensor
 
 from crowdnal import reference
-from crowdnal.ops import MATRICES, SCHEMAS
+from crowdnal.ops import OPS
 from support.compare import assert_close, assert_same, assert_within
 from support.op_checks import as_tuple, float_error
 from support.problems import Problem, make_problem
 
 DTYPES = (torch.float16, torch.bfloat16)
 
-
-def _matrices(name: str) -> list[int]:
-    arguments = getattr(torch.ops.crowdnal, name).default._schema.arguments
-    return [n for n, argument in enumerate(arguments) if argument.name in MATRICES]
-
-
-READERS = [name for name in SCHEMAS if name != "select" and _matrices(name)]
+READERS = [name for name, op in OPS.items() if name != "select" and op.matrices]
 """The ops that read matrices, but for `select`, which copies them."""
 
 
@@ -35,12 +29,9 @@ def half_problem(sizes: tuple[int, ...], dtype: torch.dtype) -> Problem:
 
 def halved(name: str, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """The matrices in `dtype`, all else that is floating in float32."""
-    stored = _matrices(name)
-    floating = (isinstance(a, Tensor) and a.is_floating_point() for a in args)
-    return tuple(
-        a.to(dtype if n in stored else torch.float32) if f else a
-        for n, (a, f) in enumerate(zip(args, floating, strict=True))
-    )
+    op = OPS[name]
+    named = op.arguments(*to(args, torch.float32))
+    return tuple(named._replace(**{matrix: getattr(named, matrix).to(dtype) for matrix in op.matrices}))
 
 
 def to(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:

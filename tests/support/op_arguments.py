@@ -63,13 +63,18 @@ def _softmax(p: Problem, name: str, kind: int) -> list[Arguments]:
         plain = [(p.scores, p.confusion, s, None, w, *index, label, mean) for s, w, mean in options]
         return [*plain, (p.scores, p.confusion, p.shared, p.mixing, p.weight, *index, label, True)]
     probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, None, *index, label, True)[2]
-    rest, mixed = (p.scores, p.confusion, p.shared, None), (p.scores, p.confusion, p.shared, p.mixing)
+    inputs = p.scores, p.confusion, p.shared
+
+    def backward(of_loss: Any, of_nll: Any, mixing: Any, weight: Any, mean: bool, *needed: str) -> Arguments:
+        needs = (name in needed for name in ("scores", "confusion", "shared", "mixing"))
+        return (of_loss, of_nll, *inputs, mixing, weight, *index, label, probs, mean, *needs)
+
     return [
-        (total, None, *rest, None, *index, label, probs, True, True, True, True, False),
-        (None, nll_grad, *rest, p.weight, *index, label, probs, False, True, False, True, False),
-        (total, nll_grad, *rest, p.weight, *index, label, probs, True, False, True, False, False),
-        (total, nll_grad, *mixed, p.weight, *index, label, probs, True, True, True, True, True),
-        (total, None, *mixed, None, *index, label, probs, False, False, False, False, True),
+        backward(total, None, None, None, True, "scores", "confusion", "shared"),
+        backward(None, nll_grad, None, p.weight, False, "scores", "shared"),
+        backward(total, nll_grad, None, p.weight, True, "confusion"),
+        backward(total, nll_grad, p.mixing, p.weight, True, "scores", "confusion", "shared", "mixing"),
+        backward(total, None, p.mixing, None, False, "mixing"),
     ]
 
 

@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import crowdnal
 from crowdnal import reference
+from crowdnal.ops import OPS
 from support.compare import assert_close, assert_same, assert_within
 from support.op_arguments import Arguments, arguments
 from support.pairs import make_pairs
@@ -44,6 +45,12 @@ def non_contiguous(tensor: Any) -> Any:
         return tensor
     out = torch.empty(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)[..., ::2]
     return out.copy_(tensor)
+
+
+def changed(name: str, args: Arguments, **changes: Callable[[Any], Any]) -> Arguments:
+    """The arguments of an op with those named replaced by what is made of them."""
+    named = OPS[name].arguments(*args)
+    return tuple(named._replace(**{argument: change(getattr(named, argument)) for argument, change in changes.items()}))
 
 
 def check_values(op: Op, plain: Op, args: Arguments) -> None:

@@ -22,7 +22,8 @@ from crowdnal.train.options import description, option_help, option_types, parse
 EVERYTHING = TrainConfig(
     images=Path("a b"), annotations=Path("a.csv"), out=Path("none-1.0"), model="m", objective="dl-em",
     options=("decay=0.5",), format="dense", items=Path("i.txt"), task_column="t", worker_column="w", label_column="l",
-    missing="2.0", classes=("x", "y z"), weights="w.pth", pretrained=True, image_size=32, augment="none",
+    columns=("task", "w", "l"), encoding="latin-1", missing=("2.0", "no, none"), classes=("x", "y z"),
+    weights="w.pth", pretrained=True, image_size=32, augment="none",
     freeze_backbone=True, feature_cache=Path("c"), epochs=2, batch_size=3, lr=1.25e-05, objective_lr=1 / 3,
     weight_decay=0.5, optimizer="sgd", drop_rate=0.25, schedule="cosine", holdout=0.125, test_images=Path("t"),
     test_labels=Path("t.csv"), test_items=Path("t.txt"), truth=Path("r.csv"), seed=7, workers=1, threads=2,

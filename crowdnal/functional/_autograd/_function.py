@@ -11,6 +11,7 @@ from torch.autograd import Function, forward_ad
 
 from crowdnal import reference
 from crowdnal.data import Annotations
+from crowdnal.ops import Op
 
 Index = tuple[Tensor, Tensor, Tensor, Tensor]
 """indptr [B + 1], item [nnz], annotator [nnz], order [nnz]: what every op takes."""
@@ -34,7 +35,7 @@ def normalization_kind(normalization: str) -> int:
 
 
 class OpFunction(Function):
-    """Base of the Functions. `run` is `apply` without its overhead, which a small batch feels.
+    """Base of the Functions, one per op. `forward` is the op; the arguments are kept if `setup_context` is not there.
 
     torch inspects the signature of a Function with `setup_context` on every call. Only `torch.func` needs that form, so
     outside its transforms a twin runs whose `forward` sets up the context itself; and where nothing is recorded (as in
@@ -42,30 +43,73 @@ class OpFunction(Function):
     """
 
     generate_vmap_rule = True
+    op: Op
     _twin: type[Function]
 
     def __init_subclass__(cls) -> None:
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = cls.forward(*inputs)
+        op = cls.op
+
+        def forward(*inputs: Any) -> Any:
+            return _call(op.overload, *inputs)
+
+        def record(ctx: Any, *inputs: Any) -> Any:
+            output = forward(*inputs)
             cls.setup_context(ctx, inputs, output)
             return output
 
+        this: Any = cls
+        this.forward = staticmethod(forward)
+        if "setup_context" not in vars(cls):
+            this.setup_context = staticmethod(lambda ctx, inputs, _: cls.keep(ctx, inputs))
         members = {
-            "forward": staticmethod(forward),
+            "forward": staticmethod(record),
             "backward": staticmethod(cls.backward),
             "jvp": staticmethod(cls.jvp),
         }
-        cls._twin = type(cls.__name__, (Function,), members)
+        this._twin = type(cls.__name__, (Function,), members)
+        op.differentiate(cls.run, cls._vmap)
 
     @classmethod
     def run(cls, *inputs: Any) -> Any:
-        """As `apply`."""
+        """As `apply`, without its overhead."""
         if torch._C._are_functorch_transforms_active():
             _refuse_nested_forward_mode()
             return cls.apply(*inputs)
         if not torch.is_grad_enabled() and forward_ad._current_level < 0:
             return cls.forward(*inputs)
         return cls._twin.apply(*inputs)
+
+    @classmethod
+    def keep(cls, ctx: Any, inputs: Sequence[Any], *outputs: Tensor, without: Sequence[str] = ()) -> None:
+        """Keeps the arguments (but for some) and outputs for the backward pass, and for tangents if there can be any.
+
+        The same for both: `torch.func` has one list of batch dimensions for what is saved.
+        """
+        inputs = cls.op.arguments(*inputs)._replace(**dict.fromkeys(without)) if without else inputs
+        tensors, ctx.rest = (*inputs[: cls.op.num_tensors], *outputs), inputs[cls.op.num_tensors :]
+        ctx.save_for_backward(*tensors)
+        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+            ctx.save_for_forward(*tensors)
+
+    @classmethod
+    def kept(cls, ctx: Any) -> Any:
+        """(named arguments, *outputs) of `keep`."""
+        saved, count = ctx.saved_tensors, cls.op.num_tensors
+        return cls.op.arguments(*saved[:count], *ctx.rest), *saved[count:]
+
+    @classmethod
+    def needs(cls, ctx: Any) -> Any:
+        """Whether each argument needs a gradient, by name."""
+        return cls.op.arguments(*ctx.needs_input_grad)
+
+    @classmethod
+    def _vmap(cls, info: Any, dims: Any, *inputs: Any) -> Any:
+        return cls.vmap_op(VmapBatch(cls.op, info.batch_size, dims, inputs))
+
+    @staticmethod
+    def vmap_op(batch: VmapBatch) -> Any:
+        """The rule of `vmap` for the op: (outputs, their batch dimensions)."""
+        raise NotImplementedError
 
 
 def _refuse_nested_forward_mode() -> None:
@@ -78,22 +122,12 @@ def _refuse_nested_forward_mode() -> None:
         )
 
 
-def call(op: Any, *args: Any) -> Any:
+def _call(op: Any, *args: Any) -> Any:
     """A raw op from inside an `OpFunction`, past the Python autograd kernel that is there for direct callers."""
     if torch._C._are_functorch_transforms_active():
         return op(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return op(*args)
-
-
-def save(ctx: Any, *tensors: Tensor | None) -> None:
-    """Keeps tensors for the backward pass, and for tangents if there can be any.
-
-    The same for both: `torch.func` has one list of batch dimensions for what is saved.
-    """
-    ctx.save_for_backward(*tensors)
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        ctx.save_for_forward(*tensors)
 
 
 def index_of(annotations: Annotations) -> Index:
@@ -138,7 +172,7 @@ def check_confusion(confusion: Tensor, annotations: Annotations, label_dim: int)
     if confusion.dim() != 3 or confusion.shape[0] != annotations.num_annotators:
         raise ValueError(
             f"confusion has shape {tuple(confusion.shape)}, but the annotations have "
-            f"num_annotators={annotations.num_annotators}: one matrix an annotator is needed"
+            f"num_annotators={annotations.num_annotators}: one matrix per annotator is needed"
         )
     if confusion.shape[label_dim] != annotations.num_classes:
         raise ValueError(
@@ -153,51 +187,63 @@ class VmapBatch:
     Items, annotations and (unless they share the matrices that are only read) annotators get offsets.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, op: Op, size: int, dims: Any, inputs: Any) -> None:
+        self.size, self.op = size, op
+        self.arguments, self.dims = op.arguments(*inputs), op.arguments(*dims)
 
-    def front(self, tensor: Tensor, dim: int | None) -> Tensor:
-        """The mapped dimension in front; expanded where there is none."""
+    def front(self, name: str) -> Any:
+        """The argument with its mapped dimension in front, expanded where there is none; None stays None."""
+        tensor, dim = getattr(self.arguments, name), getattr(self.dims, name)
+        if tensor is None:
+            return None
         return tensor.expand(self.size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
-    def rows(self, tensor: Any, dim: int | None) -> Any:
-        """[size, n, ...] as [size x n, ...]; None stays None."""
-        return None if tensor is None else self.front(tensor, dim).flatten(0, 1)
+    def fold(self, *rows: str, matrices: str | None = None, share: bool = True) -> Any:
+        """The arguments with the index tensors of all problems, and those named [size, n, ...] as [size x n, ...].
 
-    def matrices(self, confusion: Tensor, dim: int | None, share: bool = True) -> tuple[Tensor, int]:
-        """The matrices of all problems and the offset between problems: 0 if they share one set."""
-        if dim is None and share:
-            return confusion, 0
-        confusion = self.front(confusion, dim)
-        return confusion.flatten(0, 1), confusion.shape[1]
+        The matrices stay as they are where all problems `share` one set; without any the op has `num_annotators`.
+        """
+        changed = {name: None if (t := self.front(name)) is None else t.flatten(0, 1) for name in rows}
+        offset = 0
+        if matrices is None:
+            offset = self.arguments.num_annotators
+            changed["num_annotators"] = self.size * offset
+        elif not (share and getattr(self.dims, matrices) is None):
+            every = self.front(matrices)
+            changed[matrices], offset = every.flatten(0, 1), every.shape[1]
+        return self.arguments._replace(**changed, **self._index(offset))
 
-    def index(self, index: Sequence[Tensor], dims: Sequence[int | None], num_annotators: int) -> Index:
+    def _index(self, num_annotators: int) -> dict[str, Tensor]:
         """The four index tensors, annotators `num_annotators` apart."""
-        indptr, item, annotator, order = (self.front(t, d) for t, d in zip(index, dims, strict=True))
+        indptr, item, annotator, order = (self.front(name) for name in ("indptr", "item", "annotator", "order"))
         num_items, nnz = indptr.shape[1] - 1, annotator.shape[1]
         problem = torch.arange(self.size, device=indptr.device).unsqueeze(1)
         annotator, order = (annotator + problem * num_annotators).flatten(), (order + problem * nnz).flatten()
         if num_annotators == 0:
             order = torch.argsort(annotator, stable=True)
         ends = (indptr[:, 1:] + problem * nnz).flatten()
-        return torch.cat([ends.new_zeros(1), ends]), (item + problem * num_items).flatten(), annotator, order
+        indptr, item = torch.cat([ends.new_zeros(1), ends]), (item + problem * num_items).flatten()
+        return {"indptr": indptr, "item": item, "annotator": annotator, "order": order}
 
     def split(self, tensor: Tensor) -> Tensor:
         """[size x n, ...] as [size, n, ...]."""
         return tensor.reshape(self.size, tensor.shape[0] // self.size, *tensor.shape[1:])
 
-    def loss(self, nll: Tensor, weight: Tensor | None, dim: int | None, mean: bool) -> Tensor:
-        """The `loss` output [size] of nll [size, nnz]."""
-        total = (nll if weight is None else nll * self.front(weight, dim)).sum(1)
-        return total / max(nll.shape[1], 1) if mean else total
+    def run(self, folded: Any) -> Any:
+        """The op on folded arguments, its outputs split."""
+        out = self.op.overload(*folded)
+        return self.split(out) if isinstance(out, Tensor) else tuple(map(self.split, out))
 
-    def upstream(self, grads: Sequence[Any], dims: Sequence[Any], nnz: int, like: Tensor, mean: bool) -> Tensor:
-        """d output / d nll [size x nnz] from (grad_loss, grad_nll, weight)."""
-        grad_loss, grad_nll, weight = (
-            None if t is None else self.front(t, d) for t, d in zip(grads, dims, strict=True)
-        )
-        out = like.new_zeros(self.size, nnz)
+    def loss(self, nll: Tensor) -> Tensor:
+        """The `loss` output [size] of nll [size, nnz]."""
+        total = (nll if self.arguments.weight is None else nll * self.front("weight")).sum(1)
+        return total / max(nll.shape[1], 1) if self.arguments.mean else total
+
+    def upstream(self, like: Tensor) -> Tensor:
+        """d output / d nll [size x nnz] of grad_loss, grad_nll and weight; `like` is [size, nnz, ...]."""
+        grad_loss, grad_nll, weight = (self.front(name) for name in ("grad_loss", "grad_nll", "weight"))
+        out = like.new_zeros(like.shape[:2])
         if grad_loss is not None:
-            scale = grad_loss.unsqueeze(1) / (max(nnz, 1) if mean else 1)
+            scale = grad_loss.unsqueeze(1) / (max(like.shape[1], 1) if self.arguments.mean else 1)
             out = out + (scale if weight is None else scale * weight)
         return (out if grad_nll is None else out + grad_nll).flatten()

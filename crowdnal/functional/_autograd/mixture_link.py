@@ -11,20 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crowdnal import ops, reference
-from crowdnal.functional._autograd._function import OpFunction, VmapBatch, call, save
+from crowdnal import reference
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
 from crowdnal.functional.segments import gather_rows, scatter_rows, sum_by_item
-
-_ops = torch.ops.crowdnal
+from crowdnal.ops import mixture_link as ops
 
 
 class MixtureLink(OpFunction):
     """(loss [], nll [nnz], posterior [nnz, C], log_norm); see `crowdnal.reference.mixture_link`."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Any:
-        """The fused op."""
-        return call(_ops.mixture_link.default, *inputs)
+    op = ops.mixture_link
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -32,176 +28,150 @@ class MixtureLink(OpFunction):
         _, nll, posterior, log_norm = output
         ctx.mark_non_differentiable(posterior, log_norm)
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:8], nll, posterior, log_norm)
-        ctx.normalization, ctx.mean = inputs[8:]
+        MixtureLink.keep(ctx, inputs, nll, posterior, log_norm)
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor | None, grad_nll: Tensor | None, *_: Tensor | None) -> Any:
         """One fused op; the gradient of a weight is the nll it multiplies."""
-        *inputs, nll, posterior, log_norm = ctx.saved_tensors
-        needs, need_weight = ctx.needs_input_grad[:2], ctx.needs_input_grad[2]
+        (a, nll, posterior, log_norm), need = MixtureLink.kept(ctx), MixtureLink.needs(ctx)
         if grad_loss is None and grad_nll is None:
-            return (None,) * 10
-        arguments = (grad_loss, grad_nll, *inputs, posterior, log_norm, ctx.normalization, ctx.mean, *needs)
-        if torch.compiler.is_compiling():
-            grads = _ops.mixture_link_backward(*arguments)
-        else:
-            grads = MixtureLinkBackward.run(*arguments)
+            return ops.mixture_link.gradients()
+        dlog_probs, dconfusion = ops.mixture_link_backward(
+            grad_loss=grad_loss, grad_nll=grad_nll, **a._asdict(), posterior=posterior, log_norm=log_norm,
+            need_log_probs=need.log_probs, need_confusion=need.confusion,
+        )  # fmt: skip
         dweight = None
-        if need_weight and grad_loss is not None:
-            dweight = reference.upstream(grad_loss, None, None, nll, ctx.mean) * nll
-        return (*(g if need else None for g, need in zip(grads, needs, strict=True)), dweight, *[None] * 7)
+        if need.weight and grad_loss is not None:
+            dweight = reference.upstream(grad_loss, None, None, nll, a.mean) * nll
+        return ops.mixture_link.gradients(
+            log_probs=dlog_probs if need.log_probs else None,
+            confusion=dconfusion if need.confusion else None,
+            weight=dweight,
+        )
 
     @staticmethod
-    def jvp(ctx: Any, log_probs_t: Any, confusion_t: Any, weight_t: Any, *rest: Any) -> Any:
+    def jvp(ctx: Any, *tangents: Any) -> Any:
         """d nll = -posterior . dt, t the log joint of true class and observed label."""
-        log_probs, confusion, weight, *index, label = ctx.saved_tensors[:8]
-        joint = _Joint(log_probs, confusion, index, label, ctx.normalization)
-        _, nll, posterior = reference.log_sum(joint.value(), weight, ctx.mean)
-        t_t = joint.tangent(log_probs_t, confusion_t)
+        (a, *_), tangent = MixtureLink.kept(ctx), ops.mixture_link.arguments(*tangents)
+        joint = _Joint(a)
+        _, nll, posterior = reference.log_sum(joint.value(), a.weight, a.mean)
+        t_t = joint.tangent(tangent.log_probs, tangent.confusion)
         nll_t = torch.zeros_like(nll) if t_t is None else -(posterior * t_t).sum(1)
-        total_t = reference.reduce(nll_t, weight, ctx.mean)
-        if weight_t is not None:
-            total_t = total_t + reference.reduce(nll, weight_t, ctx.mean)
+        total_t = reference.reduce(nll_t, a.weight, a.mean)
+        if tangent.weight is not None:
+            total_t = total_t + reference.reduce(nll, tangent.weight, a.mean)
         return total_t, nll_t, None, None
+
+    @staticmethod
+    def vmap_op(batch: VmapBatch) -> Any:
+        """The weights are left to `VmapBatch.loss`: each problem has a loss of its own."""
+        folded = batch.fold("log_probs", "label", matrices="confusion")._replace(weight=None, mean=False)
+        _, nll, posterior, _ = batch.op.overload(*folded)
+        nll = batch.split(nll)
+        no_norm = nll.new_zeros(0)  # the backward rule lays the matrices out in another way and makes its own
+        return (batch.loss(nll), nll, batch.split(posterior), no_norm), (0, 0, 0, None)
 
 
 class MixtureLinkBackward(OpFunction):
     """Gradients of `MixtureLink` for log_probs and confusion; of no use where a `need_` is False."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Any:
-        """The fused op."""
-        return call(_ops.mixture_link_backward.default, *inputs)
+    op = ops.mixture_link_backward
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs, not `posterior` and `log_norm`: they are functions of them."""
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:10])
-        ctx.normalization, ctx.mean, *ctx.needs = inputs[12:]
+        MixtureLinkBackward.keep(ctx, inputs, without=["posterior", "log_norm"])
 
     @staticmethod
     def backward(ctx: Any, log_probs_c: Any, confusion_c: Any) -> Any:
         """Derivative of -sum_n u_n posterior_n . dt_n, dt the change of the log joint along the cotangents."""
-        grad_loss, grad_nll, log_probs, confusion, weight, *index, label = ctx.saved_tensors
-        log_probs_c, confusion_c = (
-            c if need else None for c, need in zip((log_probs_c, confusion_c), ctx.needs, strict=True)
-        )
-        joint = _Joint(log_probs, confusion, index, label, ctx.normalization)
-        t_c = joint.tangent(log_probs_c, confusion_c)
+        (a,), need = MixtureLinkBackward.kept(ctx), MixtureLinkBackward.needs(ctx)
+        confusion_c = confusion_c if a.need_confusion else None
+        joint = _Joint(a)
+        t_c = joint.tangent(log_probs_c if a.need_log_probs else None, confusion_c)
         if t_c is None:
-            return (None,) * 16
+            return ops.mixture_link_backward.gradients()
         posterior = torch.softmax(joint.value(), dim=1)
-        u = reference.upstream(grad_loss, grad_nll, weight, posterior, ctx.mean)
+        u = reference.upstream(a.grad_loss, a.grad_nll, a.weight, posterior, a.mean)
         du = -(posterior * t_c).sum(1)
         q = -u.unsqueeze(1) * posterior * (t_c + du.unsqueeze(1))
-        dlog_probs, dconfusion = joint.second_order(
-            -u.unsqueeze(1) * posterior, q, confusion_c, ctx.needs_input_grad[2:4]
-        )
-        dgrad_loss = None if grad_loss is None else reference.reduce(du, weight, ctx.mean)
+        g = -u.unsqueeze(1) * posterior
         dweight = None
-        if weight is not None and grad_loss is not None:
-            dweight = reference.upstream(grad_loss, None, None, du, ctx.mean) * du
-        dgrad_nll = None if grad_nll is None else du
-        return dgrad_loss, dgrad_nll, dlog_probs, dconfusion, dweight, *[None] * 11
+        if a.weight is not None and a.grad_loss is not None:
+            dweight = reference.upstream(a.grad_loss, None, None, du, a.mean) * du
+        return ops.mixture_link_backward.gradients(
+            grad_loss=None if a.grad_loss is None else reference.reduce(du, a.weight, a.mean),
+            grad_nll=None if a.grad_nll is None else du,
+            log_probs=sum_by_item(q, a.index) if need.log_probs else None,
+            confusion=joint.pull_back(g, q, confusion_c) if need.confusion else None,
+            weight=dweight,
+        )
 
     @staticmethod
-    def jvp(ctx: Any, loss_t: Any, nll_t: Any, log_probs_t: Any, confusion_t: Any, weight_t: Any, *rest: Any) -> Any:
+    def jvp(ctx: Any, *tangents: Any) -> Any:
         """The same second derivative, along the tangents."""
-        grad_loss, grad_nll, log_probs, confusion, weight, *index, label = ctx.saved_tensors
-        joint = _Joint(log_probs, confusion, index, label, ctx.normalization)
+        (a,), tangent = MixtureLinkBackward.kept(ctx), ops.mixture_link_backward.arguments(*tangents)
+        joint = _Joint(a)
         posterior = torch.softmax(joint.value(), dim=1)
-        u = reference.upstream(grad_loss, grad_nll, weight, posterior, ctx.mean)
-        u_t = reference.upstream(loss_t, nll_t, weight, posterior, ctx.mean)
-        if weight_t is not None:
-            u_t = u_t + reference.upstream(grad_loss, None, weight_t, posterior, ctx.mean)
+        u = reference.upstream(a.grad_loss, a.grad_nll, a.weight, posterior, a.mean)
+        u_t = reference.upstream(tangent.grad_loss, tangent.grad_nll, a.weight, posterior, a.mean)
+        if tangent.weight is not None:
+            u_t = u_t + reference.upstream(a.grad_loss, None, tangent.weight, posterior, a.mean)
         q = -u_t.unsqueeze(1) * posterior
-        t_t = joint.tangent(log_probs_t, confusion_t)
+        t_t = joint.tangent(tangent.log_probs, tangent.confusion)
         if t_t is not None:
             q = q - u.unsqueeze(1) * posterior * (t_t - (posterior * t_t).sum(1, keepdim=True))
-        dlog_probs, dconfusion = joint.second_order(-u.unsqueeze(1) * posterior, q, confusion_t, ctx.needs)
-        return (
-            log_probs.new_zeros(0, log_probs.shape[1]) if dlog_probs is None else dlog_probs,
-            log_probs.new_zeros(0, *confusion.shape[1:]) if dconfusion is None else dconfusion,
-        )
+        dlog_probs, dconfusion = q.new_zeros(0, q.shape[1]), q.new_zeros(0, *a.confusion.shape[1:])
+        if a.need_log_probs:
+            dlog_probs = sum_by_item(q, a.index)
+        if a.need_confusion:
+            dconfusion = joint.pull_back(-u.unsqueeze(1) * posterior, q, tangent.confusion)
+        return dlog_probs, dconfusion
+
+    @staticmethod
+    def vmap_op(batch: VmapBatch) -> Any:
+        """The weights and the gradient of each problem's loss are folded into that of nll."""
+        share, posterior = not batch.arguments.need_confusion, batch.front("posterior")
+        folded = batch.fold("log_probs", "label", "posterior", matrices="confusion", share=share)
+        folded = folded._replace(grad_loss=None, grad_nll=batch.upstream(posterior), weight=None, mean=False)
+        return batch.run(folded._replace(log_norm=None)), (0, 0)
 
 
 class _Joint:
     """t_n = log p_i + log A_r[y_n] [nnz, C], and its first and second derivatives, from the primitives."""
 
-    def __init__(self, log_probs: Tensor, confusion: Tensor, index: Any, label: Tensor, normalization: int) -> None:
-        self.log_probs, self.confusion, self.index, self.normalization = (
-            log_probs,
-            confusion,
-            index,
-            normalization,
-        )
-        self.key = index[2] * confusion.shape[1] + label
+    def __init__(self, arguments: Any) -> None:
+        self.log_probs, self.confusion = arguments.log_probs, arguments.confusion
+        self.item, self.normalization = arguments.item, arguments.normalization
+        self.key = arguments.annotator * self.confusion.shape[1] + arguments.label
         self.key_order = torch.argsort(self.key, stable=True)
 
-    def _gather(self, log_confusion: Tensor) -> Tensor:
+    def _rows(self, log_confusion: Tensor) -> Tensor:
         return gather_rows(log_confusion.reshape(-1, log_confusion.shape[2]), self.key, self.key_order)
 
     def _scatter(self, rows: Tensor) -> Tensor:
-        labels = self.confusion.shape[1]
-        return scatter_rows(rows, self.key, self.key_order, self.confusion.shape[0] * labels).reshape(
-            self.confusion.shape
-        )
+        num_annotators, labels, _ = self.confusion.shape
+        rows = scatter_rows(rows, self.key, self.key_order, num_annotators * labels)
+        return rows.reshape(self.confusion.shape)
+
+    def _of_item(self, values: Tensor) -> Tensor:
+        return gather_rows(values, self.item, torch.arange(self.item.shape[0], device=self.item.device))
 
     def value(self) -> Tensor:
-        indptr, item, _, _ = self.index
-        prior = gather_rows(self.log_probs, item, torch.arange(item.shape[0], device=item.device))
-        return prior + self._gather(reference.log_confusion(self.confusion, self.normalization))
+        rows = self._rows(reference.log_confusion(self.confusion, self.normalization))
+        return self._of_item(self.log_probs) + rows
 
-    def tangent(self, log_probs_t: Tensor | None, confusion_t: Tensor | None) -> Tensor | None:
-        terms = []
-        if log_probs_t is not None:
-            item = self.index[1]
-            terms.append(gather_rows(log_probs_t, item, torch.arange(item.shape[0], device=item.device)))
+    def tangent(self, log_probs_t: Tensor | None, confusion_t: Tensor | None) -> Any:
+        """None where both are."""
         if confusion_t is not None:
-            terms.append(self._gather(reference.log_confusion_jvp(self.confusion, confusion_t, self.normalization)))
-        return sum(terms[1:], terms[0]) if terms else None
+            change = reference.log_confusion_jvp(self.confusion, confusion_t, self.normalization)
+            confusion_t = self._rows(change)
+        return add(None if log_probs_t is None else self._of_item(log_probs_t), confusion_t)
 
-    def second_order(self, g: Tensor, q: Tensor, confusion_t: Tensor | None, needs: Any) -> tuple[Any, Any]:
-        """Change of (sum of g by item, vjp of log A at scattered g) when g changes by q, confusion by its tangent."""
-        dlog_probs = sum_by_item(q, self.index) if needs[0] else None
-        if not needs[1]:
-            return dlog_probs, None
-        dconfusion = reference.log_confusion_vjp(self.confusion, self._scatter(q), self.normalization)
+    def pull_back(self, g: Tensor, q: Tensor, confusion_t: Tensor | None) -> Tensor:
+        """Change of the confusion's gradient when g [nnz, C], the gradient for t, changes by q."""
+        out = reference.log_confusion_vjp(self.confusion, self._scatter(q), self.normalization)
         if confusion_t is None or self.normalization == reference.NONE:
-            return dlog_probs, dconfusion
-        change = reference.log_confusion_vjp_jvp(self.confusion, self._scatter(g), confusion_t, self.normalization)
-        return dlog_probs, dconfusion + change
-
-
-def _vmap(info: Any, dims: Any, *inputs: Any) -> Any:
-    log_probs, confusion, weight, *index, label, normalization, mean = inputs
-    batch = VmapBatch(info.batch_size)
-    confusion, num_annotators = batch.matrices(confusion, dims[1])
-    folded = batch.index(index, dims[3:7], num_annotators)
-    rows = batch.rows(log_probs, dims[0]), confusion, None
-    _, nll, posterior, _ = _ops.mixture_link(*rows, *folded, batch.rows(label, dims[7]), normalization, False)
-    nll = batch.split(nll)
-    no_norm = nll.new_zeros(0)  # the backward rule lays the matrices out in another way and makes its own
-    return (batch.loss(nll, weight, dims[2], mean), nll, batch.split(posterior), no_norm), (0, 0, 0, None)
-
-
-def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
-    *inputs, normalization, mean, need_log_probs, need_confusion = inputs  # type: ignore[assignment]
-    grad_loss, grad_nll, log_probs, confusion, weight, *index, label, posterior, _ = inputs
-    batch = VmapBatch(info.batch_size)
-    confusion, num_annotators = batch.matrices(confusion, dims[3], share=not need_confusion)
-    folded = batch.index(index, dims[5:9], num_annotators)
-    posterior = batch.front(posterior, dims[10])
-    u = batch.upstream((grad_loss, grad_nll, weight), (dims[0], dims[1], dims[4]), posterior.shape[1], posterior, mean)
-    rows = batch.rows(log_probs, dims[2]), confusion, None
-    out = _ops.mixture_link_backward(
-        None, u, *rows, *folded, batch.rows(label, dims[9]), posterior.flatten(0, 1), None, normalization, False,
-        need_log_probs, need_confusion,
-    )  # fmt: skip
-    return tuple(batch.split(o) for o in out), (0, 0)
-
-
-ops.register("mixture_link", MixtureLink, _vmap)
-ops.register("mixture_link_backward", MixtureLinkBackward, _backward_vmap)
+            return out
+        return out + reference.log_confusion_vjp_jvp(self.confusion, self._scatter(g), confusion_t, self.normalization)

@@ -1,4 +1,4 @@
-"""Pair confusion: log Q_n[k, y_n] of LIA, from a tensor an item and a tensor an annotator.
+"""Pair confusion: log Q_n[k, y_n] of LIA, from a tensor per item and a tensor per annotator.
 
 One op forward, one backward. Second derivatives and forward mode are exact, in plain PyTorch on blocks of annotations,
 so that nothing of size nnz x C x K x L is built.
@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from crowdnal import ops, reference
-from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add, call, save
-
-_ops = torch.ops.crowdnal
+from crowdnal import reference
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.ops import pair_confusion as ops
 
 BLOCK_NUMBERS = 2**20
 """About this many numbers of [C, K, L] tensors are gathered at once."""
@@ -25,10 +24,7 @@ BLOCK_NUMBERS = 2**20
 class PairConfusion(OpFunction):
     """(log_q [nnz, C], log_norm [nnz, C]); see `crowdnal.reference.pair_confusion`."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Any:
-        """The fused op."""
-        return call(_ops.pair_confusion, *inputs)
+    op = ops.pair_confusion
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -36,67 +32,77 @@ class PairConfusion(OpFunction):
         _, log_norm = output
         ctx.mark_non_differentiable(log_norm)
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs, *output)
+        PairConfusion.keep(ctx, inputs, *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
         """One fused op."""
+        (a, log_q, log_norm), need = PairConfusion.kept(ctx), PairConfusion.needs(ctx)
         if grad is None:
-            return (None,) * 7
-        needs = ctx.needs_input_grad[:2]
-        arguments = (grad, *ctx.saved_tensors, *needs)
-        if torch.compiler.is_compiling():
-            grads = _ops.pair_confusion_backward(*arguments)
-        else:
-            grads = PairConfusionBackward.run(*arguments)
-        return (*(g if need else None for g, need in zip(grads, needs, strict=True)), *[None] * 5)
+            return ops.pair_confusion.gradients()
+        difficulty, competence = ops.pair_confusion_backward(
+            grad=grad, **a._asdict(), log_q=log_q, log_norm=log_norm, need_difficulty=need.difficulty,
+            need_competence=need.competence,
+        )  # fmt: skip
+        return ops.pair_confusion.gradients(
+            difficulty=difficulty if need.difficulty else None, competence=competence if need.competence else None
+        )
 
     @staticmethod
     def jvp(ctx: Any, difficulty_t: Any, competence_t: Any, *_: Any) -> Any:
         """The change of the observed label's logsumexp less that of all labels."""
-        pairs = _Pairs(*ctx.saved_tensors[:7])
+        pairs = _Pairs(PairConfusion.kept(ctx)[0])
         rows = [pairs.change(block, difficulty_t, competence_t).log_q for block in pairs.blocks()]
         return pairs.join(rows), None
+
+    @staticmethod
+    def vmap_op(batch: VmapBatch) -> Any:
+        """Competences that all problems share are read once."""
+        return batch.run(batch.fold("difficulty", "label", matrices="competence")), (0, 0)
 
 
 class PairConfusionBackward(OpFunction):
     """Gradients of `PairConfusion` for difficulty and competence; of no use where a `need_` is False."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Any:
-        """The fused op."""
-        return call(_ops.pair_confusion_backward, *inputs)
+    op = ops.pair_confusion_backward
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inputs, not `log_q` and `log_norm`: they are functions of them."""
         ctx.set_materialize_grads(False)
-        save(ctx, *inputs[:8])
-        ctx.needs = inputs[10:]
+        PairConfusionBackward.keep(ctx, inputs, without=["log_q", "log_norm"])
 
     @staticmethod
     def backward(ctx: Any, difficulty_c: Any, competence_c: Any) -> Any:
         """Derivative of sum_n grad_n . (change of log_q_n along the cotangents)."""
-        grad, *inputs = ctx.saved_tensors
-        cotangents = (c if need else None for c, need in zip((difficulty_c, competence_c), ctx.needs, strict=True))
-        difficulty_c, competence_c = cotangents
+        (a,), need = PairConfusionBackward.kept(ctx), PairConfusionBackward.needs(ctx)
+        difficulty_c = difficulty_c if a.need_difficulty else None
+        competence_c = competence_c if a.need_competence else None
         if difficulty_c is None and competence_c is None:
-            return (None,) * 12
-        pairs = _Pairs(*inputs)
-        return (*pairs.second_order(grad, difficulty_c, competence_c, ctx.needs_input_grad[1:3]), *[None] * 9)
+            return ops.pair_confusion_backward.gradients()
+        needs = need.difficulty, need.competence
+        grad, difficulty, competence = _Pairs(a).second_order(a.grad, difficulty_c, competence_c, needs)
+        return ops.pair_confusion_backward.gradients(grad=grad, difficulty=difficulty, competence=competence)
 
     @staticmethod
     def jvp(ctx: Any, grad_t: Any, difficulty_t: Any, competence_t: Any, *_: Any) -> Any:
         """Linear in grad; the same second derivative along the other tangents."""
-        grad, *inputs = ctx.saved_tensors
-        pairs = _Pairs(*inputs)
+        (a,) = PairConfusionBackward.kept(ctx)
+        pairs, needs = _Pairs(a), (a.need_difficulty, a.need_competence)
         linear = second = (None, None)
         if grad_t is not None:
-            linear = PairConfusionBackward.run(grad_t, *inputs, *PairConfusion.run(*inputs), *ctx.needs)
+            log_q, log_norm = ops.pair_confusion(a.difficulty, a.competence, *a.index, a.label)
+            linear = ops.pair_confusion_backward(*a._replace(grad=grad_t, log_q=log_q, log_norm=log_norm))
         if difficulty_t is not None or competence_t is not None:
-            second = pairs.second_order(grad, difficulty_t, competence_t, ctx.needs)[1:]
+            second = pairs.second_order(a.grad, difficulty_t, competence_t, needs)[1:]
         empty = pairs.zeros(0, *pairs.competence.shape[1:])
-        return tuple(add(a, b) if need else empty for a, b, need in zip(linear, second, ctx.needs, strict=True))
+        return tuple(add(x, y) if need else empty for x, y, need in zip(linear, second, needs, strict=True))
+
+    @staticmethod
+    def vmap_op(batch: VmapBatch) -> Any:
+        """As `PairConfusion`, but for gradients of competences."""
+        rows, share = ("grad", "difficulty", "label", "log_q", "log_norm"), not batch.arguments.need_competence
+        return batch.run(batch.fold(*rows, matrices="competence", share=share)), (0, 0)
 
 
 class _Change(NamedTuple):
@@ -110,9 +116,9 @@ class _Change(NamedTuple):
 class _Pairs:
     """difficulty_i + competence_r [n, C, K, L] of blocks of annotations, in plain PyTorch."""
 
-    def __init__(self, difficulty: Tensor, competence: Tensor, *rest: Tensor) -> None:
-        self.difficulty, self.competence = difficulty, competence
-        _, self.item, self.annotator, _, self.label = rest
+    def __init__(self, arguments: Any) -> None:
+        self.difficulty, self.competence = arguments.difficulty, arguments.competence
+        self.item, self.annotator, self.label = arguments.item, arguments.annotator, arguments.label
 
     def blocks(self) -> Iterator[slice]:
         nnz, step = self.label.shape[0], max(1, BLOCK_NUMBERS // math.prod(self.competence.shape[1:]))
@@ -165,28 +171,3 @@ def _softmax(values: Tensor, dims: int) -> Tensor:
     flat = values.flatten(-dims)
     empty = (flat == -torch.inf).all(-1, keepdim=True)
     return torch.softmax(flat.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0).reshape(values.shape)
-
-
-def _vmap(info: Any, dims: Any, difficulty: Tensor, competence: Tensor, *rest: Tensor) -> Any:
-    *index, label = rest
-    batch = VmapBatch(info.batch_size)
-    competence, num_annotators = batch.matrices(competence, dims[1])
-    folded = batch.index(index, dims[2:6], num_annotators)
-    out = _ops.pair_confusion(batch.rows(difficulty, dims[0]), competence, *folded, batch.rows(label, dims[6]))
-    return tuple(batch.split(o) for o in out), (0, 0)
-
-
-def _backward_vmap(info: Any, dims: Any, *inputs: Any) -> Any:
-    grad, difficulty, competence, *index, label, log_q, log_norm, need_difficulty, need_competence = inputs
-    batch = VmapBatch(info.batch_size)
-    competence, num_annotators = batch.matrices(competence, dims[2], share=not need_competence)
-    folded = batch.index(index, dims[3:7], num_annotators)
-    out = _ops.pair_confusion_backward(
-        batch.rows(grad, dims[0]), batch.rows(difficulty, dims[1]), competence, *folded, batch.rows(label, dims[7]),
-        batch.rows(log_q, dims[8]), batch.rows(log_norm, dims[9]), need_difficulty, need_competence,
-    )  # fmt: skip
-    return tuple(batch.split(o) for o in out), (0, 0)
-
-
-ops.register("pair_confusion", PairConfusion, _vmap)
-ops.register("pair_confusion_backward", PairConfusionBackward, _backward_vmap)

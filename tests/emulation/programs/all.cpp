@@ -70,30 +70,28 @@ void run(int64_t B, int64_t R, int64_t C, int64_t K, int64_t per_item) {
     const MixInput<T, E> input{scores, confusion, {shared, weight, p.label}};
     softmax_link<T, E>(context, input, weight, index, shape, true, one, nll, each);
     const GradRows<T> rows{each, K, p.label, weight, nll, one, T(nnz), T(0)};
-    softmax_link_backward<T, E>(context, rows, input, index, shape, SoftmaxLinkGrads<T>{dscores, dconfusion, dshared, dmixing});
+    softmax_link_backward<T, E>(context, rows, input, index, shape,
+                                SoftmaxLinkGrads<T>{dscores, dconfusion, dshared, dmixing});
   }
   const Shape shape{R, K, C};
   const int64_t runs = std::min(nnz, R);
   Heap<T> posterior(nnz * C), norm(runs * C), dmatrices(R * K * C), ditems(B * C), items(B * C), item_nll(B), totals(C);
   for (const auto kind : {Normalization::kNone, Normalization::kSoftmax, Normalization::kSoftplus}) {
-    mixture_link<T, E>(context, scores, confusion, weight, p.label, index, shape, kind,
-                 true, one, nll, posterior, norm);
+    mixture_link<T, E>(context, scores, confusion, weight, p.label, index, shape, kind, true, one, nll, posterior,
+                       norm);
     const GradRows<T> rows{posterior, C, nullptr, weight, nll, one, T(nnz), T(0), T(-1)};
-    mixture_link_backward<T, E>(context, rows, confusion, p.label, norm, index, shape, kind, ditems,
-                          dmatrices);
-    joint_link<T, E>(context, scores, false, confusion, weight, p.label, index, shape,
-               kind, true, one, item_nll, items, norm);
-    joint_link_backward<T, E>(context, one, item_nll, confusion, weight,
-                        p.label, items, static_cast<T*>(nullptr), index, shape, kind, true, ditems,
-                        dmatrices);
+    mixture_link_backward<T, E>(context, rows, confusion, p.label, norm, index, shape, kind, ditems, dmatrices);
+    joint_link<T, E>(context, scores, false, confusion, weight, p.label, index, shape, kind, true, one, item_nll, items,
+                     norm);
+    joint_link_backward<T, E>(context, one, item_nll, confusion, weight, p.label, items, static_cast<T*>(nullptr),
+                              index, shape, kind, true, ditems, dmatrices);
   }
   Heap<int64_t> found(nnz);
   Index own = index;
   own.item = found;
   for (T* prior : {static_cast<T*>(scores), static_cast<T*>(nullptr)}) {
     if (!prior && C != K) continue;
-    em_step<T, E>(context, prior, false, confusion, weight, p.label, own, found, shape, one, items,
-            dmatrices, totals);
+    em_step<T, E>(context, prior, false, confusion, weight, p.label, own, found, shape, one, items, dmatrices, totals);
   }
   const int64_t classes = std::min<int64_t>(C, 5);  // the kernels tell rows of a matrix apart by their length alone
   for (const int64_t L : {3, 4}) {

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 using crowdnal::cuda::Context;
 using crowdnal::cuda::launch;
@@ -30,10 +30,10 @@ __global__ void reverse_lanes(int* out) {
 }
 __global__ void shuffles(int* out) {
   const int t = threadIdx.x;
-  int v = __shfl_xor_sync(~0u, t, 1);                 // t ^ 1
-  v = 100 * v + __shfl_sync(~0u, t, 2, 8);            // third of each eight
-  v = 100 * v + __shfl_down_sync(~0u, t, 30);         // own beyond the warp
-  v = 100 * v + __shfl_up_sync(~0u, t, 3, 4);         // first of each four reaches the fourth, the others none
+  int v = __shfl_xor_sync(~0u, t, 1);          // t ^ 1
+  v = 100 * v + __shfl_sync(~0u, t, 2, 8);     // third of each eight
+  v = 100 * v + __shfl_down_sync(~0u, t, 30);  // own beyond the warp
+  v = 100 * v + __shfl_up_sync(~0u, t, 3, 4);  // first of each four reaches the fourth, the others none
   out[t] = v;
 }
 __global__ void ballot(int* out) { out[threadIdx.x] = __popc(__ballot_sync(~0u, threadIdx.x % 5 == 0)); }
@@ -107,17 +107,25 @@ __global__ void crossed(int* out) {
 __global__ void refused(int*) { CROWDNAL_ASSERT(threadIdx.x < 63); }
 
 int main(int, char** argv) {
-  const std::map<std::string, void (*)(int*)> kernels{
-      {"reverse", reverse},           {"reverse_dynamic", reverse_dynamic},
-      {"reverse_lanes", reverse_lanes}, {"shuffles", shuffles},
-      {"ballot", ballot},             {"groups", groups},
-      {"no_barrier", no_barrier},     {"crossed", crossed},
-      {"warp_barrier_between_warps", warp_barrier_between_warps},
-      {"overwrite", overwrite},       {"two_writers", two_writers},
-      {"beyond", beyond},             {"beyond_dynamic", beyond_dynamic},
-      {"unwritten", unwritten},       {"divergent", divergent},
-      {"two_barriers", two_barriers}, {"lane_missing", lane_missing},
-      {"lane_outside", lane_outside}, {"refused", refused}};
+  const std::map<std::string, void (*)(int*)> kernels{{"reverse", reverse},
+                                                      {"reverse_dynamic", reverse_dynamic},
+                                                      {"reverse_lanes", reverse_lanes},
+                                                      {"shuffles", shuffles},
+                                                      {"ballot", ballot},
+                                                      {"groups", groups},
+                                                      {"no_barrier", no_barrier},
+                                                      {"crossed", crossed},
+                                                      {"warp_barrier_between_warps", warp_barrier_between_warps},
+                                                      {"overwrite", overwrite},
+                                                      {"two_writers", two_writers},
+                                                      {"beyond", beyond},
+                                                      {"beyond_dynamic", beyond_dynamic},
+                                                      {"unwritten", unwritten},
+                                                      {"divergent", divergent},
+                                                      {"two_barriers", two_barriers},
+                                                      {"lane_missing", lane_missing},
+                                                      {"lane_outside", lane_outside},
+                                                      {"refused", refused}};
   for (int seed = 0; seed < 3; ++seed) {
     Context context;
     context.seed = seed;

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "cuda/outer.cuh"
+#include "cuda/detail/outer.cuh"
 
 using namespace crowdnal;
 using namespace crowdnal::cuda;

@@ -78,7 +78,8 @@ bool chunks_are_right(int64_t latents) {
   bool all = true;
   for (int64_t each : {0, 5, 32, 33, 70, 100, 1000}) {
     const std::vector<float> out = problem.backward(each);
-    for (size_t e = 0; e < out.size(); ++e) all = all && std::fabs(out[e] - wanted[e]) < 1e-5f * (1 + std::fabs(wanted[e]));
+    for (size_t e = 0; e < out.size(); ++e)
+      all = all && std::fabs(out[e] - wanted[e]) < 1e-5f * (1 + std::fabs(wanted[e]));
   }
   return all;
 }

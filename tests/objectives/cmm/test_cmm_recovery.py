@@ -33,7 +33,7 @@ def test_finds_the_groups_where_annotators_belong_to_one() -> None:
     assert [r.log_likelihood for r in callback.history][-1] > callback.history[0].log_likelihood
 
 
-@pytest.mark.parametrize(("training", "epochs"), [("em", 45), ("gradient", 15)])
+@pytest.mark.parametrize(("training", "epochs"), [pytest.param("em", 45, marks=pytest.mark.slow), ("gradient", 15)])
 def test_finds_the_mean_confusion_and_beats_the_vote(training: str, epochs: int) -> None:
     """What the model of the paper identifies: the confusion of all annotators together (G-JS)."""
     made, truth = crowd(items=900, annotators=900)

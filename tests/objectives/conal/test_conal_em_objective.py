@@ -83,6 +83,7 @@ def test_a_checkpoint_goes_on(omega):
     assert [made[:3] for made in objective.history] == [made[:3] for made in other.history]
 
 
+@pytest.mark.slow
 def test_finds_common_and_individual_confusions_and_beats_the_vote():
     x, truth, made = crowd_of(items=1500, seed=1)
     test_x, test_truth, _ = crowd_of(items=1500, seed=11)

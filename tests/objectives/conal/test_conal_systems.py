@@ -124,6 +124,7 @@ def test_features_are_needed():
 # Systems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["logits", "probabilities"])
 def test_compiled_step_equals_eager_and_is_compiled_once(mixing):
     torch.manual_seed(0)

@@ -40,6 +40,7 @@ def test_unlabelled_items_count_nothing_and_empty_batches_are_zero(phase: str) -
         assert all(p.grad is not None and (p.grad == 0).all() for p in objective.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "phase"), [("default", "annotation"), ("embedding", "em")])
 def test_compiled_and_bfloat16(name: str, phase: str) -> None:
     options = {**OPTIONS[name], **PHASES[phase]}
@@ -62,6 +63,7 @@ def test_compiled_and_bfloat16(name: str, phase: str) -> None:
     assert loss.dtype == torch.float32 and all(p.grad.dtype == torch.bfloat16 for p in half.parameters())
 
 
+@pytest.mark.slow
 def test_compiled_once_whatever_the_number_of_annotations() -> None:
     annotators = 40  # more than a batch has annotations
     torch.manual_seed(0)

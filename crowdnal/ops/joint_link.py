@@ -1,0 +1,28 @@
+"""The joint link: fakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from crowdnal import reference
+from crowdnal.ops._declare import declare
+from crowdnal.ops.mixture_link import num_norms
+
+
+@declare(reference.joint_link, matrices=("confusion",))
+def joint_link(a: Any) -> tuple[Tensor, ...]:
+    """Loss [], nll [B], posterior [B, C], log_norm."""
+    new, classes = a.log_prior.new_empty, a.confusion.shape[2]
+    return new(()), new(a.num_items), new(a.num_items, classes), new(num_norms(a), classes)
+
+
+@declare(reference.joint_link_backward, matrices=("confusion",))
+def joint_link_backward(a: Any) -> tuple[Tensor, Tensor]:
+    """Gradients of log_prior and confusion; 0 rows where not needed."""
+    new, (num_annotators, labels, classes) = a.log_prior.new_empty, a.confusion.shape
+    return (
+        new(a.num_items if a.need_log_prior else 0, classes),
+        new(num_annotators if a.need_confusion else 0, labels, classes),
+    )

@@ -1,0 +1,28 @@
+// Confusions stored with the observed label outermost, [labels, classes] per annotator: A[y, k] = f(x[y, k]) divided by
+// its sum over y, f = exp or softplus; or log A itself is stored (kNone).
+#pragma once
+
+#include <cstdint>
+
+#include "common/math.h"
+#include "cpu/detail/rows.h"
+
+namespace crowdnal::cpu {
+
+// log_norm[k] = log sum_y f(x[y, k]), finite where a sum over- or underflows. values: null, or [labels, classes] for f.
+// Returns false if `values` do not hold f to full precision.
+template <class T>
+bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values);
+
+// out[k] = prior[k] + log A[y, k], of the row x = x[y]; log_norm is not read for kNone.
+template <class T>
+void log_joint(const T* prior, const T* x, const T* log_norm, int64_t classes, Normalization kind, T* out);
+
+// d / d x [labels, classes] of a function whose gradient for log A is G[y] = sum of the rows order[first..last-1] of
+// `grad` with label y: out = slope (G - A sum_y G), slope = d log f / dx. Written, not added to.
+template <class T>
+void through_normalization(const T* x, const T* log_norm, const GradRows<T>& grad, const int64_t* label,
+                           const int64_t* order, int64_t first, int64_t last, int64_t labels, int64_t classes,
+                           Normalization kind, T* out);
+
+}  // namespace crowdnal::cpu

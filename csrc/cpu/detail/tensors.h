@@ -1,0 +1,43 @@
+// The seam between torch tensors and the CPU kernels: checks that read what the tensors hold.
+#pragma once
+
+#include <vector>
+
+#include "arguments.h"
+#include "cpu/detail/small.h"
+
+namespace crowdnal::cpu {
+
+// Positions in `order` where each annotator who is present begins, then nnz.
+using Runs = std::vector<int64_t>;
+
+// The four tensors that every op takes, contiguous and checked; owns what the pointers of `view` point to.
+struct CheckedIndex {
+  Tensor indptr, item, annotator, order;
+  Index view;
+  Runs runs;
+};
+
+// `runs`: the kernel walks `order`, so it must really sort.
+CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
+                         int64_t num_annotators, int64_t num_items, bool runs);
+
+// All of them in 0..bound-1.
+void check_range(const int64_t* values, int64_t count, const char* name, int64_t bound);
+
+// Labels [nnz] in 0..num_labels-1, contiguous.
+Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels);
+
+// `matrices` [R, ...], contiguous, or if they are in half precision, those that `owner` [count] names in single
+// precision; the others are not initialised, so that no memory need stand behind them.
+Tensor widened(const Tensor& matrices, const int64_t* owner, int64_t count);
+
+// Not initialised, of the dtype of `like`.
+Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes);
+
+// Whether the softmax link reads the matrices of one annotator at a time.
+inline bool is_large(const Tensor& tensor, const Shape& shape) {
+  return tensor.scalar_type() == ScalarType::Double ? !is_small<double>(shape) : !is_small<float>(shape);
+}
+
+}  // namespace crowdnal::cpu
