@@ -98,7 +98,11 @@ def test_model_is_a_plain_timm_model(frozen_run, root):
         with torch.inference_mode():
             probs = model.eval()(images).softmax(1)
         assert [CLASSES[k] for k in probs.argmax(1)] == list(labels.model_label)
-        assert_close(probs.max(1).values, labels.model_probability.astype(float), atol=1e-4)
+        assert_close(
+            probs.max(1).values,
+            torch.tensor(labels.model_probability.astype(float).to_numpy(), dtype=probs.dtype),
+            atol=1e-4,
+        )
     described = json.loads((out / "config.json").read_text())
     assert described["label_names"] == list(CLASSES)
     # the preprocessing that was used comes back from the folder alone
