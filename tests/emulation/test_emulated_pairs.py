@@ -150,9 +150,7 @@ def test_a_long_segment_loses_no_accuracy(emulated: Emulated, where: str, latent
     for name in NAMES:
         args = case.arguments(name)[0]
         outs = zip(emulated.op(name)(*op_checks.to_float(args)), getattr(reference, name)(*args), strict=True)
-        for n, (ours, truth) in enumerate(
-            outs
-        ):  # of kept outputs that are not rounded: theirs is the sums' error alone
+        for n, (ours, truth) in enumerate(outs):  # kept outputs are not rounded first
             assert_within(ours, truth, 2e-6 * truth.abs().max(), f"output {n}")
 
 
