@@ -253,7 +253,7 @@ def test_when_it_stops() -> None:
         ({"smoothing": -1.0}, "smoothing must be finite"),
         ({"dtype": torch.float16}, "dtype must be"),
         ({"gold": torch.zeros(3, dtype=torch.long)}, r"gold must be \[N\] integers for N = 200"),
-        ({"gold": torch.zeros(200)}, "gold must be"),
+        ({"gold": torch.full((200,), 0.5)}, "gold"),
         ({"gold": torch.full((200,), 2)}, r"gold\[0\] is 2, outside \[0, 2\); mark unknown"),
         ({"initial_confusion": torch.ones(20, 2, 3)}, r"initial_confusion has shape \(20, 2, 3\).*\(20, C, 2\)"),
         ({"initial_confusion": torch.ones(20, 2, 2)}, "initial_confusion has a row that is no distribution"),
