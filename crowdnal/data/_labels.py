@@ -84,7 +84,7 @@ def drop_missing(
     gone = set()
     if written:
         texts = [value for value in column.values if isinstance(value, str)]
-        gone = {v for v in texts if not v.strip() or (usual and v.strip().casefold() in WORDS)}
+        gone = {v for v in texts if not v.strip() or (usual and _is_usual(v.strip()))}
     empty = bool((column.codes < 0).any()) or bool(gone)
     gone |= {value for value in column.values if spelled(value) in marked}
     if dense and usual and not any(as_number(marker) is not None for marker in marked if isinstance(marker, str)):
@@ -98,6 +98,11 @@ def drop_missing(
     if missing is USUAL and classes is None and not column.declared:
         _say(gone, result, apart)
     return result
+
+
+def _is_usual(text: str) -> bool:
+    """Of the usual words, ``None`` only as Python writes it: ``NONE`` and ``none`` are classes in real data."""
+    return text == "None" or (text.casefold() in WORDS and text.casefold() != "none")
 
 
 def _say(gone: set[Any], column: Column, apart: Collection[Any]) -> None:

@@ -32,7 +32,7 @@ def test_music() -> None:
     assert a.vocabulary is not None and a.vocabulary.classes[:3] == ("blues", "classical", "country")
     pd.testing.assert_frame_equal(
         a.to_long().sort_values(["task", "worker"], kind="stable", ignore_index=True),
-        pd.read_csv(path).sort_values(["task", "worker"], kind="stable", ignore_index=True),
+        pd.read_csv(path, dtype=str).sort_values(["task", "worker"], kind="stable", ignore_index=True),
         check_dtype=False,
     )
 
@@ -59,8 +59,8 @@ def test_aggregation_sets(name: str, items: int, annotators: int) -> None:
         assert a.vocabulary.classes == (1, 2)
         with pytest.raises(ValueError, match="1-based"):
             Annotations.from_long(folder / "temporal_annotations.csv", classes=2)
-    table = pd.read_csv(folder / f"{name}_annotations.csv")
+    table = pd.read_csv(folder / f"{name}_annotations.csv", dtype={"task": str, "worker": str})
     votes = pd.crosstab(table.task, table.label).loc[list(a.vocabulary.items)]
     assert votes.columns.tolist() == list(a.vocabulary.classes)
     np.testing.assert_array_equal(a.votes().numpy(), votes.to_numpy())
-    assert set(a.vocabulary.items) >= set(pd.read_csv(folder / f"{name}_truth.csv").task)
+    assert set(a.vocabulary.items) >= set(pd.read_csv(folder / f"{name}_truth.csv", dtype=str).task)

@@ -64,7 +64,7 @@ def test_sets_lists_frames_files_and_weights(tmp_path: Any) -> None:
         ({"tags": ["cause", "none"]}, "'treat' of label .* is not in tags"),
         ({"separator": ""}, "separator"),
         ({"label": "labels"}, "no column 'labels'"),
-        ({"items": ["s1", "s2"]}, "row 5.*'s3' is not in items"),
+        ({"items": ["s1", "s3"]}, "row 0.*'s2' is not in items"),
         ({"tags": ["cause", "cause"]}, "ids must differ"),
     ],
 )
