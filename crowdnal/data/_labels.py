@@ -184,6 +184,10 @@ def encode(
     place_of = [index.get(v, index.get(spelled(v), -1) if written else -1) for v in column.values]
     codes = np.array([*place_of, -1], dtype=np.int64)[column.codes]
     bad = (codes < 0) & (column.codes >= 0)
+    if name != "classes" and -1 in place_of and not bad.any():  # of rows without a label
+        u = place_of.index(-1)
+        advice = _advice(column.values, u, ids, name)
+        raise ValueError(f"{column.values[u]!r}, of rows without a label, is not in {name}; {advice}")
     if bad.any():
         u = int(column.codes[row := int(bad.argmax())])
         raise ValueError(f"{place(row)}: {column.values[u]!r} is not in {name}; {_advice(column.values, u, ids, name)}")

@@ -65,6 +65,7 @@ def test_sets_lists_frames_files_and_weights(tmp_path: Any) -> None:
         ({"separator": ""}, "separator"),
         ({"label": "labels"}, "no column 'labels'"),
         ({"items": ["s1", "s3"]}, "row 0.*'s2' is not in items"),
+        ({"items": ["s1", "s2"]}, "'s3', of rows without a label, is not in items"),
         ({"tags": ["cause", "cause"]}, "ids must differ"),
     ],
 )
