@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections import Counter
+
 import pytest
 import torch
 from support.emulated import NAME, Emulated, build
@@ -11,8 +15,26 @@ from crowdnal.ops import OPS
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    """The CUDA kernels on the emulator, built once."""
-    return Emulated(build(tmp_path_factory.mktemp("emulated")))
+    """The CUDA kernels on the emulator, built once: where several processes share the tests, by the first of them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        library = build(folder)  # nothing to do for the second
+    return Emulated(library)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``quick(n)`` the first n variants are quick, the others slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (quick := item.get_closest_marker("quick")) is not None and item.get_closest_marker("slow") is None:
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > quick.args[0]:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

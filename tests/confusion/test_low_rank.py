@@ -280,6 +280,7 @@ def test_options_of_the_command_line():
 # Systems
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "make",
     [

@@ -126,6 +126,7 @@ def test_what_cannot_be_read_is_named(read, content: bytes, name: str, words: st
         read(content, name)
 
 
+@pytest.mark.slow
 def test_huge_cells_and_many_columns(read) -> None:
     text = "task,worker,note,label\na,w1," + "x" * 200_000 + ",0\nb,w1,,1\na,w2,,0\n"
     assert triples(read(text)) == sorted(THREE, key=str)

@@ -85,6 +85,7 @@ def run(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_vocabulary_survives_another_process(tmp_path: Path) -> None:
     path = tmp_path / "annotations.pkl"
     path.write_bytes(pickle.dumps(crowd()))
@@ -149,6 +150,7 @@ def test_crowd_dataset() -> None:
 # torch.compile
 
 
+@pytest.mark.slow
 def test_import_is_light() -> None:
     code = """import sys
 from crowdnal.annotations import Annotations
@@ -170,6 +172,7 @@ def compiled():
     return torch.compile(step, backend=counter, fullgraph=True), counter
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("prepare", [False, True])
 @pytest.mark.parametrize("weight", [False, True])
 def test_one_compilation_for_any_number_of_annotations(prepare: bool, weight: bool) -> None:

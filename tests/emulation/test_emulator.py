@@ -28,6 +28,7 @@ def shuffled(t: int) -> int:
     return ((t ^ 1) * 100 + t // 8 * 8 + 2) * 10_000 + down * 100 + up
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
@@ -89,6 +90,7 @@ def slow(*values: str) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

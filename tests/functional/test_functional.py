@@ -43,6 +43,7 @@ def test_primitives_to_second_order(problem: Problem) -> None:
     check_both_orders(lambda g: F.segment_sum(g, a), (grad,))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("shared", ["none", "added", "mixed"])
 @pytest.mark.parametrize("with_weight", [True, False])
@@ -62,6 +63,7 @@ def test_softmax_link_to_second_order(small: Problem, mean: bool, shared: str, w
     check_both_orders(both, (leaf(p.scores), leaf(p.confusion), *(o for o in optional if o is not None)))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", [reference.NONE, reference.SOFTMAX, reference.SOFTPLUS])
 @pytest.mark.parametrize("mean", [True, False])
 def test_mixture_link_to_second_order(small: Problem, kind: int, mean: bool) -> None:
@@ -74,6 +76,7 @@ def test_mixture_link_to_second_order(small: Problem, kind: int, mean: bool) -> 
     assert gradcheck(lambda z, w: both(z, w, None), (leaf(p.scores), leaf(p.stored)))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "needs",
     [(True, False, False, True), (False, True, True, False), (True, True, False, False), (False, False, False, True)],

@@ -45,6 +45,7 @@ def test_statistics_to_second_order(problem: Problem, weighted: bool) -> None:
             op_checks.check_both_orders(lambda v, f=function: f(v, a), (leaf(values),))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize("mean", [True, False])
 def test_joint_link_to_second_order(small: Problem, kind: int, mean: bool) -> None:
@@ -57,6 +58,7 @@ def test_joint_link_to_second_order(small: Problem, kind: int, mean: bool) -> No
     assert gradcheck(lambda z, w: outputs(z, w, None), (leaf(p.scores), leaf(p.stored)))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (True, True)])
 def test_backward_function_respects_what_is_needed(small: Problem, needs: tuple[bool, bool]) -> None:
     p, label = small, small.annotations.label
@@ -109,6 +111,7 @@ def test_vmap_equals_a_loop(problem: Problem, in_dims: tuple[int | None, ...]) -
             assert_close(ours, torch.stack(wanted))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("reduction", "backend"), [("mean", "inductor"), ("none", "aot_eager")])
 def test_compiled_step_equals_eager_without_recompiles(reduction: Any, backend: str) -> None:
     def step(features: Tensor, linear: Tensor, confusion: Tensor, annotations: Annotations) -> Tensor:

@@ -272,6 +272,7 @@ def test_vmap_equals_a_loop(case: Pairs, in_dims: tuple[int | None, int | None])
             assert_close(ours, torch.stack(wanted))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.installed_kernels
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_compiled_step_equals_eager_without_recompiles(backend: str) -> None:

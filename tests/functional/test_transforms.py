@@ -74,6 +74,7 @@ def compiled_step(reduction: str) -> Callable[..., Tensor]:
     return step
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("reduction", "backend"), [("mean", "inductor"), ("none", "aot_eager"), ("item_mean", "aot_eager")]
 )

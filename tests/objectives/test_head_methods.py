@@ -297,6 +297,7 @@ def test_recovers_planted_confusions_and_beats_majority_vote(name):
 # The command line
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["crowd-layer-over", "union-net", "doctor-net", "weighted-doctor-net", "max-mig"])
 def test_crowdnal_train(name, tmp_path):
     pytest.importorskip("timm")

@@ -109,6 +109,7 @@ def test_max_mig_without_pairs_and_with_extreme_logits():
     assert loss.isfinite() and extreme.grad.isfinite().all()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", MAKERS)
 def test_gradcheck(name):
     objective = make(name)

@@ -14,6 +14,7 @@ from crowdnal.objectives import MajorityVote, OverparametrizedCrowdLayer, TraceR
 ERRORS = {"crowd-layer": 0.012, "geocrowdnet W": 0.006}  # W pulls the confusions apart
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["crowd-layer", "crowd-layer-over", "trace", "geocrowdnet", "geocrowdnet W"])
 def test_low_rank_recovers_planted_confusions_and_beats_majority_vote(name):
     x, truth = blobs()
@@ -31,6 +32,7 @@ def test_low_rank_recovers_planted_confusions_and_beats_majority_vote(name):
     assert torch.corrcoef(torch.stack([objective.reliability(), reliability]))[0, 1] > 0.97
 
 
+@pytest.mark.slow
 def test_low_rank_needs_fewer_labels():
     """30 annotators, 10 classes, 60 labels each: 90 free cells for 60 labels, or 29 of a diagonal and a profile."""
     confusion = habitual(30, 10)
@@ -46,6 +48,7 @@ def test_low_rank_needs_fewer_labels():
     assert errors[1] < 0.08 and errors[1] < 0.7 * errors[None]
 
 
+@pytest.mark.slow
 def test_two_matrices_do_not_exchange_classes_whatever_the_start():
     """Most labels name class 0: a start with much off the diagonal ends in another order of the classes."""
     x, truth = blobs()

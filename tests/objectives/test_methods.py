@@ -196,6 +196,7 @@ def test_recovers_planted_confusions_and_beats_majority_vote(name):
     assert (found == truth).float().mean() > 0.95
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("variant", ["VW", "VB", "VW+B"])
 def test_vector_variants_rank_annotators_and_beat_majority_vote(variant):
     x, truth = blobs()
@@ -219,6 +220,7 @@ def test_soft_vote_learns_from_a_good_crowd():
     assert (classifier(x).argmax(-1) == truth).float().mean() > 0.95
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_unanimous_votes_are_never_predicted_as_another_class(name):
     x, truth = blobs(300)

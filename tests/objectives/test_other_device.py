@@ -33,6 +33,7 @@ def crowd(weighted: bool) -> Annotations:
     return a
 
 
+@pytest.mark.quick(20)
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)

@@ -175,6 +175,7 @@ def test_single_confusion_errors(option):
         SingleConfusion(C, 0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SINGLE)
 def test_single_confusion_undoes_a_bias_that_all_share(name):
     """Everyone calls many of class 0 class 1: votes move the boundary between overlapping classes, A moves it back."""
@@ -311,6 +312,7 @@ def test_geocrowdnet_recovers_planted_confusions_and_beats_majority_vote(name):
 # The command
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("objective", "options"),
     [

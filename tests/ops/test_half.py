@@ -144,6 +144,7 @@ def test_values_and_gradients_are_those_of_converted_matrices(name: str, order: 
     assert ours[0].dtype == torch.float32 and dtype in {g.dtype for g in ours}
 
 
+@pytest.mark.slow
 @dtypes
 def test_gradients_of_the_weight(dtype: torch.dtype) -> None:
     """They read rows of the matrices: the derivative of `label_log_likelihood` for its weight, of both orders."""
@@ -165,6 +166,7 @@ def test_gradients_of_the_weight(dtype: torch.dtype) -> None:
         assert_close(one, other, rtol=eps, atol=max(eps, 1e-5))
 
 
+@pytest.mark.quick(6)
 @dtypes
 @each_loss
 def test_forward_mode_and_transforms(name: str, dtype: torch.dtype) -> None:
@@ -206,6 +208,7 @@ def test_autocast_changes_nothing(name: str, dtype: torch.dtype) -> None:
     assert leaves[1].grad is not None and leaves[1].grad.dtype == dtype
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["softmax", "mixture softplus", "marginal softmax", "pairs"])
 def test_compiled_equals_eager(name: str) -> None:
     torch._dynamo.reset()

@@ -67,6 +67,7 @@ def test_bitwise_equal_over_runs_and_threads(name: str, sizes: tuple[int, ...]) 
                 op_checks.check_bitwise(getattr(ops, name), dtyped)
 
 
+@pytest.mark.quick(1)
 @each_op
 def test_opcheck(name: str) -> None:
     for kind in NORMALIZATIONS if name.startswith("joint") else (reference.NONE,):

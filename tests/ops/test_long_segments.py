@@ -8,6 +8,7 @@ from support.long_segments import OUTPUTS, WHERE, check_long_segments
 from support.op_checks import native
 
 
+@pytest.mark.quick(6)
 @native
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", OUTPUTS)

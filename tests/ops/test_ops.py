@@ -91,6 +91,7 @@ def test_nothing_of_size_annotations_times_matrix_is_allocated() -> None:
     assert 0 < allocated < 12 * problem.annotations.num_annotations * 64 * 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SOFTMAX + MIXTURE)
 def test_opcheck(name: str) -> None:
     for kind in NORMALIZATIONS if name in MIXTURE else (reference.SOFTMAX,):

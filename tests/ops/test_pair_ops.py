@@ -26,6 +26,7 @@ def test_op_equals_reference(name: str, case: Pairs) -> None:
         op_checks.check_values(getattr(ops, name), getattr(reference, name), args)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", NAMES)
 @fast
 @given(case=pairs())
@@ -78,6 +79,7 @@ def test_nothing_of_size_annotations_times_tensor_is_allocated() -> None:
     assert 0 < allocated < 4 * numbers < 4 * case.annotations.num_annotations * 16 * 16 * 4 / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str) -> None:
     for args in make_pairs(make_problem(5, 4, 3, 3, 3, seed=1), 2).arguments(name):

@@ -58,6 +58,7 @@ def test_native_library_needs_nothing_that_a_supported_torch_or_python_lacks(lib
 # Loading
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cuda", [True, False])
 def test_only_a_cuda_build_of_torch_loads_the_cuda_library(tmp_path: Path, cuda: bool) -> None:
     code = f"""

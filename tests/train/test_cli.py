@@ -148,6 +148,7 @@ def test_interrupted(root, tmp_path, capsys, monkeypatch):
     assert cli.main(command.split()) == 0
 
 
+@pytest.mark.slow
 def test_killed_in_an_epoch(root, tmp_path):
     settings = config(root, tmp_path / "run", epochs=15, holdout=0.1, schedule="cosine")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -212,6 +213,7 @@ def test_objectives(capsys):
     assert "`" not in listed and all(name in OBJECTIVES for name in re.findall(r"\b[a-z]+(?:-[a-z]+)+\b", advice))
 
 
+@pytest.mark.slow
 def test_demo_tells_what_it_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "_TRAIN_ITEMS", 150)
     monkeypatch.setattr(demo, "_TEST_ITEMS", 60)

@@ -71,6 +71,7 @@ def test_numbers_of_labels_on_a_logarithmic_axis_are_numbers():
 # Files of a run
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -97,6 +98,7 @@ def test_damaged_files_are_named(begun, capsys, name, content):
     assert f"{path} is damaged (" in line and ("delete it" in line or "in another folder" in line)
 
 
+@pytest.mark.slow
 def test_deleted_checkpoint_begins_again(begun):
     before = (begun.out / "model.safetensors").read_bytes()
     (begun.out / "checkpoint.pt").write_bytes(b"garbage")
@@ -107,6 +109,7 @@ def test_deleted_checkpoint_begins_again(begun):
     assert (begun.out / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_only_own_leftovers_are_removed(begun):
     mine = [begun.out / "mine" / "deep" / ".notes.tmp", begun.out / ".cache.tmp" / "x", begun.out / ".a.1.tmp"]
     nested = begun.out / "other run" / ".checkpoint.pt.1.crowdnal.tmp"  # of a run that may be at work
@@ -130,6 +133,7 @@ def limited(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("size", "make", "name"),
     [(2000, frozen, "features/"), (300_000, config, "checkpoint.pt"), (300_000, frozen, "model.safetensors")],
@@ -147,6 +151,7 @@ def test_full_disk_is_named_and_survived(root, tmp_path, capsys, size, make, nam
 # Two runs
 
 
+@pytest.mark.slow
 def test_folder_in_use(begun, root, tmp_path, capsys):
     before = {path: path.read_bytes() for path in begun.out.rglob("*") if path.is_file()}
     with files.locked(begun.out):
@@ -160,6 +165,7 @@ def test_folder_in_use(begun, root, tmp_path, capsys):
         assert "is in use by another run" in fails(capsys, arguments(frozen(root, tmp_path / "new")))
 
 
+@pytest.mark.slow
 def test_two_runs_begun_at_once(root, tmp_path, monkeypatch):
     """The other one begins and ends after this one found the folder free, and before it writes there."""
     settings, create, ends = frozen(root, tmp_path / "run", epochs=1), _run.create_model, []
@@ -180,6 +186,7 @@ def test_two_runs_begun_at_once(root, tmp_path, monkeypatch):
 # Inputs that change between a run and its resumption
 
 
+@pytest.mark.slow
 def test_other_weights_are_not_resumed(root, tmp_path):
     def save(seed: int) -> None:
         torch.manual_seed(seed)
@@ -194,6 +201,7 @@ def test_other_weights_are_not_resumed(root, tmp_path):
         go(settings, resume=True)
 
 
+@pytest.mark.slow
 def test_other_images_are_not_resumed(tmp_path):
     settings = frozen(write(tmp_path), tmp_path / "run", epochs=1)
     go(settings)

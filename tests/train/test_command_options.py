@@ -200,6 +200,7 @@ def test_dry_run_writes_nothing(root, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_dry_run_of_a_resumed_run(root, tmp_path, capsys):
     settings = frozen(root, tmp_path / "run", epochs=1)
     go(settings)
@@ -227,6 +228,7 @@ class Writer:
         self.closed = True
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_the_rows_of_the_history(root, tmp_path, monkeypatch):
     monkeypatch.setattr(Writer, "made", [])
     module = types.SimpleNamespace(SummaryWriter=Writer)

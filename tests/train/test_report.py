@@ -56,6 +56,7 @@ def overlaps(figure) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [LABELME, LONG, ("a", "b"), tuple(f"class-{i:03d}-longer" for i in range(100))])
 def test_confusions_are_legible(names):
     matrices = confusions(12, len(names))
@@ -65,6 +66,7 @@ def test_confusions_are_legible(names):
         assert overlaps(drawn(figures.confusions, matrices[:count], titles[:count], names)) == []
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("held", [None, -0.7])
 @pytest.mark.parametrize("epochs", [1, 40])
 def test_learning_curve_is_legible(held, epochs):

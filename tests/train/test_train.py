@@ -114,6 +114,7 @@ def test_model_is_a_plain_timm_model(frozen_run, root):
     assert_close(objective.confusion().double(), frozen_run.estimates.confusion)
 
 
+@pytest.mark.slow
 def test_selected_weights_are_those_of_the_selected_epoch(root, tmp_path):
     run = go(frozen(root, tmp_path / "a", epochs=4, holdout=0.2))
     epoch = run.metrics["selected_epoch"]
@@ -123,6 +124,7 @@ def test_selected_weights_are_those_of_the_selected_epoch(root, tmp_path):
     assert all(torch.equal(chosen[name], last[name]) for name in last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["majority-vote", "trace"])
 def test_other_objectives(root, tmp_path, name):
     options = ("trace_weight=0.02", "normalization=softmax") if name == "trace" else ()
@@ -134,6 +136,7 @@ def test_other_objectives(root, tmp_path, name):
         assert run.objective.trace_weight == 0.02 and run.objective.annotators.normalization == "softmax"
 
 
+@pytest.mark.slow
 def test_amp_and_vit_at_another_size(root, tmp_path):
     go(config(root, tmp_path / "run", model="test_vit", epochs=1, amp=True, augment="light"))
     model = timm.create_model(f"local-dir:{tmp_path / 'run'}", pretrained=True)
@@ -156,6 +159,7 @@ def stop_after(monkeypatch, steps: int, error: BaseException) -> None:
     monkeypatch.setattr(CrowdLayer, "_loss", loss)
 
 
+@pytest.mark.slow
 def test_stopped_within_an_epoch(whole_run, root, tmp_path, monkeypatch):
     settings = config(root, tmp_path / "run", holdout=0.1)
     with monkeypatch.context() as patch:
@@ -170,6 +174,7 @@ def test_stopped_within_an_epoch(whole_run, root, tmp_path, monkeypatch):
     assert (tmp_path / "run" / chosen).read_bytes() == (whole_run.out / chosen).read_bytes()
 
 
+@pytest.mark.slow
 def test_frozen_stopped_by_the_user(root, tmp_path, monkeypatch):
     whole = go(frozen(root, tmp_path / "whole", schedule="cosine"))
     settings = frozen(root, tmp_path / "run", schedule="cosine", feature_cache=whole.out / "features")
@@ -185,6 +190,7 @@ def test_frozen_stopped_by_the_user(root, tmp_path, monkeypatch):
     assert (settings.out / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_seed_changes_the_run(root, tmp_path, whole_run):
     other = go(config(root, tmp_path / "run", holdout=0.1, seed=1))
     assert not same_weights(other.out, whole_run.out)
@@ -215,6 +221,7 @@ def test_out_that_holds_a_run(root, frozen_run, tmp_path):
     assert (tmp_path / "mine" / "config.json").read_text() == "{}"
 
 
+@pytest.mark.slow
 def test_changed_files_are_not_resumed(root, tmp_path, monkeypatch):
     copy = table(tmp_path / "annotations.csv", ("task", "worker", "label"), [("i00", "a", "red"), ("i01", "a", "blue")])
     untested = {"truth": None, "test_images": None, "test_labels": None}
@@ -253,6 +260,7 @@ def test_two_headed_model_is_refused():
         features.frozen_head(model, 0.0, "deit", (3, 32, 32))
 
 
+@pytest.mark.slow
 def test_features_are_cached(root, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     first = go(frozen(root, tmp_path / "a", feature_cache=cache, workers=2))

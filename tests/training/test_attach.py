@@ -55,6 +55,7 @@ def timm_model(name: str, num_classes: int = C, **kwargs) -> nn.Module:
         return timm.create_model(name, num_classes=num_classes, **kwargs)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("objective", ATTACHED)
 @pytest.mark.parametrize("name", ["resnet10t", "test_vit"])
 def test_a_cnn_and_a_transformer_train_and_come_out_plain(name, objective):
@@ -95,6 +96,7 @@ HEADS = {  # what has to be told apart -> timm model
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("head", HEADS)
 def test_features_are_pre_logits_and_logits_are_the_models(head):
     name, kwargs, size = HEADS[head]

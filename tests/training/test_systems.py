@@ -26,6 +26,7 @@ def test_functional_call_and_func_grad(objective):
 # torch.compile
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("objective", ATTACHED)
 def test_compiled_step_equals_eager_and_is_compiled_once(objective):
     check_compiled(attach(mlp(), ATTACHED[objective](C, R)))
@@ -70,6 +71,7 @@ def worker(rank: int, rendezvous: str, out: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 def test_ddp_and_fsdp_with_annotators_unseen_on_a_rank(tmp_path):
     out = tmp_path / "gradients.pt"

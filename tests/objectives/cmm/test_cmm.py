@@ -245,6 +245,7 @@ def test_features_of_another_length() -> None:
     assert INDPTR == batch().indptr.tolist()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [(), ("training=gradient", "num_groups=2"), ("training=gradient", "gate=features")])
 def test_train_command(tmp_path: Path, options: tuple[str, ...]) -> None:
     root = small_run.write(tmp_path / "data")

@@ -14,6 +14,7 @@ from crowdnal import metrics, simulation
 from crowdnal.objectives import CMM
 
 
+@pytest.mark.slow
 def test_finds_the_groups_where_annotators_belong_to_one() -> None:
     """35 % of the annotators always name the next class; everyone gives 60 labels."""
     made, truth = crowd(items=480)

@@ -48,6 +48,7 @@ def plain_penalty(objective: CoNAL) -> Tensor:
     return -objective.separation_weight * distance
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none", "item_mean"])
 @pytest.mark.parametrize("name", OPTIONS)
@@ -232,6 +233,7 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "mixing", "error", "own_error"),
     [

@@ -69,6 +69,7 @@ def test_a_timm_model_tells_its_size():
         attach(timm.create_model("test_resnet", num_classes=C), make())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", [True, False])
 def test_the_command_line_trains_it(tmp_path, freeze):
     root = write(tmp_path / "data")

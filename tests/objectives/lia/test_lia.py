@@ -45,6 +45,7 @@ def plain_items(objective: LIA, logits: Tensor, x: Tensor, weight: Tensor, phase
     return torch.stack(losses)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", OPTIONS)
@@ -104,6 +105,7 @@ def test_gradient_of_the_marginal_is_that_of_em_with_the_e_step_in_the_batch() -
     assert_close(*gradients)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", ["default", "embedding"])
 def test_gradcheck(name: str, phase: str) -> None:

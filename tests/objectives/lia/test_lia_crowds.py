@@ -105,6 +105,7 @@ def test_labelling_functions_of_weak_supervision(finetune: Any) -> None:
     assert_close(posterior[~voted], logits.softmax(1)[~voted])
 
 
+@pytest.mark.slow
 def test_crowdnal_train(tmp_path: Any) -> None:
     pytest.importorskip("timm")
     from support import small_run

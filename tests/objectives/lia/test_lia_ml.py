@@ -183,6 +183,7 @@ def test_classifier_and_data_set_give_the_items_of_an_instance_side_by_side() ->
     assert model(x, crowd()).loss > 0
 
 
+@pytest.mark.slow
 def test_finds_tags_and_who_knows_which() -> None:
     """Annotator 0 is bad at tag 0, 1 at tag 1, 2 at tag 2, and all are good else; x says which tags there are."""
     generator = torch.Generator().manual_seed(0)
