@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from crowdnal.data import Annotations
 from crowdnal.functional import label_counts
 
 __all__ = [
+    "AnnotatorAccuracy",
     "accuracy",
+    "annotator_accuracy",
     "balanced_accuracy",
     "confusion_divergence",
     "confusion_error",
@@ -66,6 +68,67 @@ def expected_calibration_error(probs: Any, truth: Any, bins: int = 15) -> float:
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=probs.device)[1:-1]
     inside = torch.bucketize(confidence, edges)
     return float(torch.stack([gap[inside == m].sum().abs() for m in range(bins)]).sum()) / len(truth)
+
+
+class AnnotatorAccuracy(NamedTuple):
+    """How often annotators are right, as far as their labels tell.
+
+    Attributes:
+        mean: ``[R]`` in (0, 1), shrunk to the crowd's by as much as few labels warrant.
+        low: ``[R]`` of a 90 % interval.
+        high: ``[R]``.
+    """
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def annotator_accuracy(posterior: Any, annotations: Annotations) -> AnnotatorAccuracy:
+    """Share of each annotator's labels that are right, from the posterior of the items and the labels given.
+
+    A label counts as right with the probability that its item is of that class. The shares have a Beta prior around the
+    crowd's, whose strength is the one of greatest marginal likelihood (beta-binomial empirical Bayes, 1 to 1,024
+    labels); the interval is that of a normal distribution of the log-odds with the Beta's moments. An annotator without
+    labels is the crowd's.
+
+    Args:
+        posterior: ``[N, C]``, rows sum to 1, or ``[N]`` known classes.
+        annotations: of the N items; weights count.
+
+    Returns:
+        float64, on the annotations' device.
+
+    Raises:
+        ValueError: if shapes do not fit.
+    """
+    posterior = torch.as_tensor(posterior, device=annotations.device).detach()
+    if posterior.ndim not in (1, 2) or posterior.shape[0] != annotations.num_items:
+        raise ValueError(
+            f"posterior must be [N, C] or [N] for N = {annotations.num_items} items, got {list(posterior.shape)}"
+        )
+    if posterior.ndim == 1:
+        right = (posterior[annotations.item] == annotations.label).double()
+    else:  # a label beyond the classes is wrong
+        beyond = annotations.label >= posterior.shape[1]
+        label = annotations.label.where(~beyond, 0)
+        right = posterior.double()[annotations.item, label].where(~beyond, 0) if len(label) else label.double()
+    weight = torch.ones_like(right) if annotations.weight is None else annotations.weight.detach().double()
+    zeros = right.new_zeros(annotations.num_annotators)
+    given = zeros.index_add(0, annotations.annotator, weight)
+    hits = zeros.index_add(0, annotations.annotator, weight * right).minimum(given)
+    crowd = (hits.sum() + 1) / (given.sum() + 2)
+    strengths = 2.0 ** torch.arange(11, dtype=torch.float64, device=right.device)
+    best = torch.stack([_beta_binomial(hits, given - hits, s * crowd, s * (1 - crowd)) for s in strengths]).argmax()
+    a, b = hits + strengths[best] * crowd, given - hits + strengths[best] * (1 - crowd)
+    middle, width = a.digamma() - b.digamma(), 1.645 * (a.polygamma(1) + b.polygamma(1)).sqrt()
+    return AnnotatorAccuracy(a / (a + b), (middle - width).sigmoid(), (middle + width).sigmoid())
+
+
+def _beta_binomial(hits: Tensor, misses: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Log-likelihood of the numbers ``[R]`` of right and wrong labels under a Beta prior, but for a constant."""
+    each = (hits + a).lgamma() + (misses + b).lgamma() - (hits + misses + a + b).lgamma()
+    return (each - a.lgamma() - b.lgamma() + (a + b).lgamma()).sum()
 
 
 def reliability(confusion: Tensor) -> Tensor:

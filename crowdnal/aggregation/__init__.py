@@ -5,9 +5,12 @@
 K-means of annotators and annotations.
 """
 
+from crowdnal.aggregation._bayesian import BCCResult, BWAResult, bwa, ebcc, ibcc
+from crowdnal.aggregation._choice import CANDIDATES, Choice, choose
 from crowdnal.aggregation._conal_em import CoNALEMResult, conal_em
 from crowdnal.aggregation._dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.aggregation._external import AGGREGATORS, aggregate, check_method
+from crowdnal.aggregation._feature_em import FeatureEMResult, feature_em
 from crowdnal.aggregation._mmce import MMCEResult, mmce
 from crowdnal.aggregation._one_coin import one_coin
 from crowdnal.aggregation._posterior import posterior, posterior_of_log_likelihood
@@ -16,14 +19,24 @@ from crowdnal.aggregation._worker_clustering import WorkerClusteringResult, work
 
 __all__ = [
     "AGGREGATORS",
+    "CANDIDATES",
+    "BCCResult",
+    "BWAResult",
+    "Choice",
     "CoNALEMResult",
     "DawidSkeneResult",
+    "FeatureEMResult",
     "MMCEResult",
     "WorkerClusteringResult",
     "aggregate",
+    "bwa",
     "check_method",
+    "choose",
     "conal_em",
     "dawid_skene",
+    "ebcc",
+    "feature_em",
+    "ibcc",
     "mmce",
     "one_coin",
     "posterior",

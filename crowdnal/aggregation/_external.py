@@ -13,6 +13,8 @@ from torch import Tensor
 
 from crowdnal._utils.extras import require
 from crowdnal._utils.probability import proportions
+from crowdnal.aggregation._bayesian import bwa, ebcc, ibcc
+from crowdnal.aggregation._choice import choose
 from crowdnal.aggregation._dawid_skene import dawid_skene
 from crowdnal.aggregation._mmce import mmce
 from crowdnal.aggregation._one_coin import one_coin
@@ -26,15 +28,17 @@ _CLASSES["kos"] = "KOS"
 _LIBRARY = {**dict.fromkeys(_CLASSES, _CROWDKIT), "label-model": _SNORKEL}
 
 
-def aggregate(annotations: Annotations, method: str, **options: Any) -> Tensor:
+def aggregate(annotations: Annotations, method: str = "auto", **options: Any) -> Tensor:
     """Posterior over the true class of every item, from labels alone.
 
     Args:
         annotations: the whole data set, any of its items without annotations.
         method: a key of ``AGGREGATORS``:
 
+            - ``"auto"``: what :func:`crowdnal.aggregation.choose` chooses by held-out labels, and says why;
             - ``"majority-vote"``: the (weighted) vote proportions;
-            - ``"dawid-skene"``, ``"one-coin"``, ``"mmce"``, ``"worker-clustering"``: the functions of that name here;
+            - ``"dawid-skene"``, ``"one-coin"``, ``"ibcc"``, ``"ebcc"``, ``"bwa"``, ``"mmce"``, ``"worker-clustering"``:
+              the functions of that name here;
             - of crowd-kit (``pip install "crowdnal[crowd-kit]"``): ``"glad"`` (Whitehill 2009), ``"mace"`` (Hovy 2013),
               ``"mmsr"`` (Ma & Olshevsky 2020; softmax of its log-odds weighted votes), ``"wawa"``,
               ``"zero-based-skill"``, ``"kos"`` (Karger 2014; two classes, gives labels and no probabilities);
@@ -149,9 +153,13 @@ def _label_model(annotations: Annotations, options: dict[str, Any]) -> Tensor:
 
 
 AGGREGATORS: dict[str, Callable[[Annotations, dict[str, Any]], Tensor]] = {
+    "auto": _own(choose),
     "majority-vote": _votes,
     "dawid-skene": _own(dawid_skene),
     "one-coin": _own(one_coin),
+    "ibcc": _own(ibcc),
+    "ebcc": _own(ebcc),
+    "bwa": _own(bwa),
     "mmce": _own(mmce),
     "worker-clustering": _own(worker_clustering),
     **{method: _crowdkit(name, method) for method, name in _CLASSES.items()},

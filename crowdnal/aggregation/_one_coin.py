@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._dawid_skene import DawidSkeneResult, EMState, run
-from crowdnal.aggregation.em import FLOOR
+from crowdnal.aggregation.em import FLOOR, STRENGTHS
 from crowdnal.data import Annotations
 
 
@@ -21,14 +23,17 @@ def one_coin(
     smoothing: float = 0.0,
     gold: Any = None,
     initial_reliability: Tensor | None = None,
-    reliability_prior: Tensor | None = None,
+    reliability_prior: Tensor | float | None = STRENGTHS[-1],
+    learn_class_prior: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> DawidSkeneResult:
-    """Maximum likelihood, or maximum a posteriori, of the one-coin model (Zhang et al., JMLR 2016, section 2).
+    """Maximum a posteriori, or maximum likelihood, of the one-coin model (Zhang et al., JMLR 2016, section 2).
 
     An annotator gives the true class with probability s, whatever it is, and any other with ``(1 - s) / (C - 1)``. For
-    annotators with few labels, whose confusions :func:`crowdnal.dawid_skene` cannot know. Starts, stops and sums as
-    that does; the result's ``confusion`` has s on the diagonal of each annotator. One without labels guesses.
+    annotators with few labels, whose confusions :func:`crowdnal.dawid_skene` cannot know. As in the paper every class
+    that has votes is equally probable: a learnt class prior can take everything, where nothing else tells classes
+    apart. Starts, stops and sums as Dawid-Skene does; the result's ``confusion`` has s on the diagonal of each
+    annotator. One without labels guesses, as far as the prior goes.
 
     Args:
         annotations: the whole data set. A weight says how often its annotation counts.
@@ -39,7 +44,9 @@ def one_coin(
         initial_reliability: ``[R]`` in [0, 1], **init only**: the first iteration is an E-step with it instead of the
             votes.
         reliability_prior: ``[2]`` or ``[R, 2]`` pseudo-counts of right and wrong labels, **held** in every M-step (a
-            Beta prior with these numbers plus 1).
+            Beta prior with these numbers plus 1); or a number: so many labels in the proportion in which the whole
+            crowd agrees with the votes; or None, as in the paper.
+        learn_class_prior: the mean posterior instead.
         dtype: of the computation and the result, float64 or float32.
 
     Raises:
@@ -48,7 +55,9 @@ def one_coin(
     initial = None
     if initial_reliability is not None:
         initial = _matrices(_checked(initial_reliability, annotations).to(dtype), annotations.num_classes)
-    em = _OneCoin(annotations, gold, initial, None, smoothing, dtype)
+    em = _OneCoin(annotations, gold, initial, None, smoothing, dtype, learn_class_prior)
+    if reliability_prior is not None and not isinstance(reliability_prior, Tensor):
+        reliability_prior = em.crowd_prior(reliability_prior)
     em.pseudo_counts = _pseudo_counts(reliability_prior, smoothing, annotations, dtype)
     return run(em, max_iterations, tolerance, initialised=initial is not None)
 
@@ -56,9 +65,37 @@ def one_coin(
 class _OneCoin(EMState):
     """`pseudo_counts` [1 or R, 2] of right and wrong labels."""
 
-    def _log_confusion(self) -> Tensor:
+    def __init__(
+        self,
+        annotations: Annotations,
+        gold: Any,
+        initial: Tensor | None,
+        prior: Tensor | None,
+        smoothing: float,
+        dtype: torch.dtype,
+        learn_class_prior: bool,
+    ) -> None:
+        self.learn_class_prior = learn_class_prior
+        super().__init__(annotations, gold, initial, prior, smoothing, dtype)
+
+    def _mean_posterior(self) -> Tensor:
+        found = super()._mean_posterior()
+        return found if self.learn_class_prior else proportions((found > 0).to(found), 0)
+
+    def crowd_prior(self, strength: float) -> Tensor:
+        """``[2]``: so many labels, right and wrong as the whole crowd's are by the votes."""
+        if not 0 <= strength < math.inf:
+            raise ValueError(f"reliability_prior={strength!r} must be pseudo-counts, or their number: not negative")
+        crowd = self._right_and_wrong().sum(0) + 1
+        return strength * crowd / crowd.sum()
+
+    def _right_and_wrong(self) -> Tensor:
+        """Expected numbers of labels ``[R, 2]``."""
         right = self.counts.diagonal(dim1=1, dim2=2).sum(1)
-        both = torch.stack([right, (self.counts.sum((1, 2)) - right).clamp(min=0)], 1)
+        return torch.stack([right, (self.counts.sum((1, 2)) - right).clamp(min=0)], 1)
+
+    def _log_confusion(self) -> Tensor:
+        both = self._right_and_wrong()
         both = both if self.pseudo_counts is None else both + self.pseudo_counts
         total = both.sum(1)
         guess = 1 / max(self.counts.shape[1], 1)

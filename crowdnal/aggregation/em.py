@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from crowdnal.functional.segments import annotation_weight
 
 FLOOR = 1e-10
 """Least expected count of a label that an annotator gave, and least probability of a class that is in play."""
+Prior = Tensor | float | Literal["crowd"] | None
+"""Of confusions: pseudo-counts ``[C, K]`` or ``[R, C, K]``; so many of the crowd's; as many as suit it; none."""
+STRENGTHS = (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0)
+"""Labels of each true class that the crowd's confusion can count for in that of each annotator."""
 _HEADROOM = 1024
 """A log-likelihood is at most this many times the sum of the weights."""
 
@@ -91,6 +96,44 @@ def possible(gold: Tensor, classes: int) -> Tensor:
     return (gold.unsqueeze(1) == torch.arange(classes, device=gold.device)) | (gold < 0).unsqueeze(1)
 
 
+def crowd_confusion(pooled: Tensor) -> Tensor:
+    """``[C, K]``: the labels of the whole crowd, ``pooled [K, C]``, as distributions for each true class.
+
+    To be counted against the votes, once: an estimate that moves with the posteriors can drift away from the classes'
+    names, and all annotators with it.
+    """
+    return proportions(pooled + torch.eye(*pooled.shape).to(pooled), 0, floor=1e-6).t()
+
+
+def crowd_strength(counts: Tensor, crowd: Tensor) -> float:
+    """How much annotators resemble each other: the one of STRENGTHS under which their counts are most probable.
+
+    Args:
+        counts: ``[R, K, C]`` expected.
+        crowd: ``[C, K]`` the mean of their confusions.
+
+    Returns:
+        The total of the Dirichlet distribution of a row of their confusions that maximises the evidence of the counts.
+    """
+    mean = crowd.t().to(counts)
+    given = counts.sum(1)
+
+    def evidence(strength: float) -> float:
+        prior = strength * mean
+        cells = ((counts + prior).lgamma() - prior.lgamma()).sum()
+        return float(cells - ((given + strength).lgamma() - math.lgamma(strength)).sum())
+
+    return max(STRENGTHS, key=evidence)
+
+
+def check_strength(prior: Prior) -> None:
+    """Raises a ValueError unless a prior that is no tensor is a number of labels, or a known word."""
+    if isinstance(prior, Tensor) or prior is None or prior == "crowd":
+        return
+    if isinstance(prior, str) or not 0 <= prior < math.inf:
+        raise ValueError(f"confusion_prior={prior!r} must be pseudo-counts, their number, 'crowd' or None")
+
+
 def pseudo_counts_of(prior: Tensor | None, smoothing: float, like: Tensor) -> Tensor | None:
     """``confusion_prior`` and ``smoothing`` as ``[R, K, C]`` or what broadcasts to it, or None."""
     if prior is None:
@@ -114,7 +157,7 @@ def check_options(
     annotations: Annotations,
     classes: int,
     gold: Tensor | None,
-    prior: Tensor | None,
+    prior: Prior,
     smoothing: float,
     dtype: torch.dtype,
 ) -> None:
@@ -148,8 +191,11 @@ def check_gold(gold: Tensor, classes: int, items: int | None = None) -> None:
         raise ValueError(f"gold[{i}] is {int(gold[i])}, outside [0, {classes}); mark unknown classes with -1")
 
 
-def check_prior(prior: Tensor, annotators: int, classes: int, labels: int) -> None:
-    """Raises a ValueError unless these are pseudo-counts, of all annotators or of each."""
+def check_prior(prior: Prior, annotators: int, classes: int, labels: int) -> None:
+    """Raises a ValueError unless these are pseudo-counts, of all annotators or of each, or what stands for some."""
+    check_strength(prior)
+    if not isinstance(prior, Tensor):
+        return
     matrix = (classes, labels)
     if tuple(prior.shape) not in (matrix, (annotators, *matrix)):
         raise ValueError(

@@ -36,8 +36,8 @@ class DLDS(AggregateFirst):
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, soft=soft, smoothing=smoothing, **known)
         check_integer(1, max_iterations=max_iterations)
-        if one_coin and (self.initial is not None or self.confusion_prior is not None):
-            raise ValueError("one_coin=True has no confusions: leave out initial_confusion and confusion_prior")
+        if one_coin and self.initial is not None:
+            raise ValueError("one_coin=True has no confusions: leave out initial_confusion")
         self.one_coin = one_coin
         self.max_iterations = max_iterations
 

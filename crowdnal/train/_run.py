@@ -45,7 +45,7 @@ from crowdnal.train.options import objective_class, parse_options, resolved_opti
 from crowdnal.train.progress import Reporter, Stopwatch
 from crowdnal.train.report import render, summary
 from crowdnal.train.weights import create_model, weights_digest
-from crowdnal.training import CrowdModel, attach
+from crowdnal.training import CrowdModel, attach, is_timm
 
 RUN = "run.json"
 
@@ -170,6 +170,7 @@ class _Session:
         self.input_size: tuple[int, ...] = tuple(self.transforms[2]["input_size"])
         self.parts = split(a, config.holdout, config.seed)
         self.head = None
+        self.item_features: Tensor | None = None  # of the backbone as it was before training
         if config.freeze_backbone:
             drop_rate = float(config.drop_rate or 0)
             self.head = features_module.frozen_head(self.model, drop_rate, config.model, self.input_size)
@@ -205,12 +206,16 @@ class _Session:
         evaluate, train, _, mode = self.transforms
         sets = {"images": self.data.images.files, "test": self.data.test.files}
         if self.head is None:
+            if config.has_weights and is_timm(model):
+                with self.watch("features"):
+                    self.item_features = self._features("images", sets["images"], evaluate, mode)
             datasets = {name: ImageDataset(files, evaluate, mode) for name, files in sets.items()}
             images = ImageInputs(ImageDataset(sets["images"], train, mode), datasets, config)
             model.to(device=config.device, memory_format=torch.channels_last)
             return model, images
         with self.watch("features"):
             features = {name: self._features(name, files, evaluate, mode) for name, files in sets.items() if len(files)}
+        self.item_features = features["images"]
         self.objective.set_feature_dim(features["images"].shape[1])
         for parameter in model.parameters():
             parameter.requires_grad_(False)
@@ -246,9 +251,9 @@ class _Session:
     def finish(self, trainer: Trainer, progress: Progress) -> Result:
         """Predict everything once more and write it all down."""
         config, out = self.config, self.config.out
-        logits, features = trainer.predict("images", torch.arange(len(self.data.images)))
+        logits, _ = trainer.predict("images", torch.arange(len(self.data.images)))
         test_logits, _ = trainer.predict("test", torch.arange(len(self.data.test)))
-        estimates = outputs.estimate(self.objective, logits, features, self.data.annotations, test_logits)
+        estimates = outputs.estimate(self.objective, logits, self.data.annotations, self.item_features, test_logits)
         outputs.write_tables(out, self.data, estimates, progress.history)
         selected_accuracy = None
         if progress.selected_epoch is not None:

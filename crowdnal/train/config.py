@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 NOT_GIVEN = "not given"
-OBJECTIVE_LR = 10.0  # times lr: each annotator's matrix sees only that annotator's few labels, and starts undecided
 
 # Groups of the help, with what is said of each.
 GROUPS = {
@@ -129,7 +128,7 @@ class TrainConfig:
         MISSING, check=_is_file)
     out: Path = option("running", "folder for everything that is written", MISSING, metavar="DIR", free=True)
     model: str = option("model", "timm model, local-dir:PATH or hf-hub:NAME", MISSING, check=_not_empty)
-    objective: str = option("objective", "how annotators are modelled", "crowd-layer")
+    objective: str = option("objective", "how annotators are modelled", "feature-em")
     options: tuple[str, ...] = option(
         "objective", "argument of the objective; repeatable", (), metavar="KEY=VALUE", flag="--option")
     format: Literal["auto", "long", "dense"] = option(
@@ -164,8 +163,7 @@ class TrainConfig:
     lr: float | None = option(
         "training", "learning rate of the model", fill=ByMode(1e-3, 1e-4, 1e-3), check=_positive)
     objective_lr: float | None = option(
-        "training", "learning rate of the objective", check=_positive, unset=f"{OBJECTIVE_LR:g} times --lr",
-        fill=lambda config: OBJECTIVE_LR * config.lr)
+        "training", "learning rate of the objective", check=_positive, unset="--lr", fill=lambda config: config.lr)
     weight_decay: float | None = option(
         "training", "never on the objective", fill=ByMode(0.0, 0.05, 0.05), check=_not_negative)
     optimizer: str | None = option("training", "timm optimizer", fill=ByMode("adam", "adamw", "adamw"))

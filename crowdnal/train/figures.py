@@ -139,7 +139,7 @@ def reliability(num_labels: Tensor, values: Tensor, spammer: Tensor) -> Any:
     ax.axhline(mean, color=ORANGE, linewidth=1.2, linestyle="--", label=f"mean over labels: {mean:.2f}")
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("number of labels")
-    ax.set_ylabel("reliability (balanced accuracy)")
+    ax.set_ylabel("reliability (share of right labels)")
     ax.grid(color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, borderaxespad=0.2)

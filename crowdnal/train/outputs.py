@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from crowdnal import metrics
 from crowdnal._utils.extras import require
+from crowdnal.aggregation import choose, feature_em
 from crowdnal.data import Annotations
 from crowdnal.objectives import Objective
 from crowdnal.train.data import TrainingData
 from crowdnal.train.files import atomic, write_text
 
 MODEL_FILES = ("model.safetensors", "config.json", "objective.safetensors")
+ANNOTATOR_COLUMNS = ("reliability", "reliability_low", "reliability_high", "spammer_score")
 TABLE_FILES = ("annotators.csv", "labels.csv", "history.csv", "metrics.json", "report.html")
 
 
@@ -31,9 +33,11 @@ class Estimates:
 
     Attributes:
         probs: ``[N, C]`` of the classifier alone.
-        posterior: ``[N, C]`` given classifier and annotations.
+        posterior: ``[N, C]`` given annotations and the features of the backbone before training, if there are any.
         confusion: ``[R, C, K]`` rows = true class.
-        reliability: ``[R]``, balanced accuracy; see :func:`crowdnal.metrics.reliability`.
+        reliability: ``[R]`` share of right labels, see :func:`crowdnal.metrics.annotator_accuracy`.
+        reliability_low: ``[R]`` of its 90 % interval.
+        reliability_high: ``[R]``.
         spammer_score: ``[R]``.
         num_labels: ``[R]`` labels each annotator gave.
         from_model: whether the confusions are the objective's own, or counted against the classifier.
@@ -44,6 +48,8 @@ class Estimates:
     posterior: Tensor
     confusion: Tensor
     reliability: Tensor
+    reliability_low: Tensor
+    reliability_high: Tensor
     spammer_score: Tensor
     num_labels: Tensor
     from_model: bool
@@ -51,22 +57,37 @@ class Estimates:
 
 
 def estimate(
-    objective: Objective, logits: Tensor, features: Tensor | None, annotations: Annotations, test_logits: Tensor
+    objective: Objective, logits: Tensor, annotations: Annotations, item_features: Tensor | None, test_logits: Tensor
 ) -> Estimates:
-    """Posterior and confusions of a trained objective, from the logits ``[N, C]`` of all images."""
+    """What is reported, from a trained objective.
+
+    The labels are not those of the trained classifier, which repeats what it was trained on: they are made from the
+    annotations and features that have not seen them.
+
+    Args:
+        objective: trained.
+        logits: ``[N, C]`` of all images.
+        annotations: of all images.
+        item_features: ``[N, D]`` of all images before training, None for annotations alone.
+        test_logits: ``[T, C]``.
+    """
     probs = logits.double().softmax(-1)
-    posterior = objective.posterior(logits, annotations.to(logits.device), features)
+    if item_features is None:
+        posterior = choose(annotations).posterior
+    else:
+        posterior = feature_em(item_features, annotations, gold=getattr(objective, "gold", None)).posterior
     if objective.models_annotators:
         confusion = objective.confusion().detach().cpu().double()
-        reliability = objective.reliability().detach().cpu().double()
     else:
         confusion = metrics.empirical_confusion(probs.cpu(), annotations, smoothing=1.0)
-        reliability = metrics.reliability(confusion)
+    accuracy = metrics.annotator_accuracy(posterior, annotations)
     return Estimates(
         probs=probs.cpu(),
         posterior=posterior.cpu(),
         confusion=confusion,
-        reliability=reliability,
+        reliability=accuracy.mean,
+        reliability_low=accuracy.low,
+        reliability_high=accuracy.high,
         spammer_score=metrics.spammer_score(confusion),
         num_labels=torch.bincount(annotations.annotator, minlength=annotations.num_annotators),
         from_model=objective.models_annotators,
@@ -108,9 +129,9 @@ def write_tables(out: Path, data: TrainingData, estimates: Estimates, history: S
     rows: list[list[Any]] = []
     for r, annotator in enumerate(vocabulary.annotators):
         count = int(estimates.num_labels[r])
-        values = [f"{float(t[r]):.6f}" for t in (estimates.reliability, estimates.spammer_score)]
-        rows.append([annotator, count, *(values if count else ["", ""])])  # nothing is known of who gave no label
-    _write_csv(out / "annotators.csv", ["annotator", "num_labels", "reliability", "spammer_score"], rows)
+        values = [f"{float(getattr(estimates, name)[r]):.6f}" for name in ANNOTATOR_COLUMNS]
+        rows.append([annotator, count, *(values if count else [""] * len(values))])  # nothing is known of them
+    _write_csv(out / "annotators.csv", ["annotator", "num_labels", *ANNOTATOR_COLUMNS], rows)
 
     label, model = estimates.posterior.max(1), estimates.probs.max(1)
     names = data.classes

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from crowdnal.aggregation import vote_proportions
+from crowdnal.aggregation import dawid_skene, vote_proportions
 from crowdnal.aggregation.em import (
     FLOOR,
+    Prior,
     check_gold,
     check_prior,
     check_smoothing,
@@ -23,7 +24,7 @@ from crowdnal.aggregation.em import (
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step
 from crowdnal.functional.segments import annotation_weight
-from crowdnal.objectives._bases.base import ObjectiveOptions
+from crowdnal.objectives._bases.base import ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.item_rows import item_rows
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
@@ -35,7 +36,7 @@ class KnownOptions(ObjectiveOptions, total=False):
 
     gold: Any
     initial_confusion: Tensor | None
-    confusion_prior: Tensor | None
+    confusion_prior: Prior
 
 
 class ClosedFormObjective(RoundsObjective):
@@ -48,7 +49,9 @@ class ClosedFormObjective(RoundsObjective):
         initial_confusion: ``[R, C, K]``, **init only**: the first targets are an E-step with it (and every class
             equally probable) instead of the votes. It alone allows C != K.
         confusion_prior: ``[C, K]`` or ``[R, C, K]`` pseudo-counts, **held** in every M-step (a Dirichlet prior with
-            these numbers plus 1).
+            these numbers plus 1); or a number of labels of each class, or ``"crowd"``, in the proportions of the whole
+            crowd's, as of :func:`crowdnal.dawid_skene`, which finds them when training starts; or None, as in the
+            papers.
     """
 
     log_confusion: Tensor
@@ -59,7 +62,7 @@ class ClosedFormObjective(RoundsObjective):
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         smoothing: float = 0.1, gold: Any = None, initial_confusion: Tensor | None = None,
-        confusion_prior: Tensor | None = None, **common: Unpack[RoundsOptions],
+        confusion_prior: Prior = "crowd", **common: Unpack[RoundsOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
         check_smoothing(smoothing)
@@ -75,12 +78,24 @@ class ClosedFormObjective(RoundsObjective):
             log_confusion = initial_confusion.float().transpose(1, 2).clamp(min=FLOOR).log().contiguous()
         self.smoothing = smoothing
         self.register_buffer("log_confusion", log_confusion)
+        self.crowd_prior: Prior = None  # what a prior is made from when training starts
+        if not isinstance(confusion_prior, Tensor):
+            self.crowd_prior, confusion_prior = confusion_prior, None
         for name, option in {
             "gold": gold,
             "initial": None if initial_confusion is None else log_confusion.clone(),
             "confusion_prior": confusion_prior,
         }.items():
             self.register_buffer(name, option, persistent=False)
+
+    @override
+    def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
+        annotations = super()._remember(annotations, predict)
+        if self.crowd_prior is not None and self.num_classes == self.num_labels:
+            self.confusion_prior = dawid_skene(
+                annotations, gold=self.gold, confusion_prior=self.crowd_prior
+            ).pseudo_counts
+        return annotations
 
     @override
     def confusion(self) -> Tensor:

@@ -1,0 +1,257 @@
+"""Bayesian classifier combination by variational inference: IBCC, its correlated extension EBCC, and BWA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crowdnal._utils.options import check_integer
+from crowdnal.aggregation._votes import vote_proportions
+from crowdnal.aggregation.em import AggregationResult, check_options, weights_of
+from crowdnal.data import Annotations
+from crowdnal.functional import em_step, label_counts
+from crowdnal.functional.segments import sum_rows
+
+
+@dataclass
+class BCCResult(AggregationResult):
+    """What `ibcc` and `ebcc` found.
+
+    Attributes:
+        posterior: ``[N, C]``, rows sum to 1.
+        confusion: ``[R, C, K]`` posterior mean, rows = true class, rows sum to 1.
+        class_prior: ``[C]`` posterior mean.
+        lower_bound: of the log-evidence, after every iteration; it never falls.
+        converged: whether the last step was smaller than the tolerance.
+    """
+
+    posterior: Tensor
+    confusion: Tensor
+    class_prior: Tensor
+    lower_bound: list[float]
+    converged: bool
+
+
+@dataclass
+class BWAResult(AggregationResult):
+    """What `bwa` found.
+
+    Attributes:
+        posterior: ``[N, C]`` weighted means of the labels, rows sum to 1.
+        precision: ``[R]`` weight of each annotator's labels, above 0.
+        converged: whether the last step was smaller than the tolerance.
+    """
+
+    posterior: Tensor
+    precision: Tensor
+    converged: bool
+
+
+def ibcc(
+    annotations: Annotations,
+    *,
+    diagonal: float = 4.0,
+    off_diagonal: float = 1.0,
+    class_strength: float = 1.0,
+    max_iterations: int = 500,
+    tolerance: float = 1e-6,
+    dtype: torch.dtype = torch.float64,
+) -> BCCResult:
+    """Independent Bayesian classifier combination (Kim & Ghahramani 2012), variational (Simpson et al. 2013).
+
+    Dawid-Skene with a Dirichlet prior on every row of every confusion and on the class prior, whose uncertainty is
+    kept: an annotator with few labels says little. Starts from the vote proportions.
+
+    Args:
+        annotations: the whole data set. A weight says how often its annotation counts.
+        diagonal: of the Dirichlet prior of each confusion, above 0.
+        off_diagonal: the same for every other cell.
+        class_strength: of the Dirichlet prior of the classes, each, above 0.
+        max_iterations: 1 or more.
+        tolerance: stop when the lower bound rises by less than this per annotation; a negative one never stops.
+        dtype: of the computation and the result, float64 or float32.
+
+    Raises:
+        ValueError: naming the argument that does not fit.
+    """
+    model = _Subtypes(annotations, 1, 1.0, class_strength, diagonal, off_diagonal, dtype)
+    return model.run(model.votes, max_iterations, tolerance)
+
+
+def ebcc(
+    annotations: Annotations,
+    *,
+    subtypes: int = 10,
+    subtype_strength: float = 0.1,
+    diagonal: float = 4.0,
+    off_diagonal: float = 1.0,
+    class_strength: float = 1.0,
+    restarts: int = 3,
+    seed: int = 0,
+    max_iterations: int = 500,
+    tolerance: float = 1e-6,
+    dtype: torch.dtype = torch.float64,
+) -> BCCResult:
+    """Enhanced Bayesian classifier combination (Li, Rubinstein & Cohn, ICML 2019), mean-field.
+
+    Every class has ``subtypes`` kinds of items, of each of which every annotator has a confusion of their own: so
+    annotators who go wrong on the same items are correlated. The memory is that of ``subtypes`` confusions each.
+
+    Args:
+        annotations: the whole data set. A weight says how often its annotation counts.
+        subtypes: M kinds of items for each class, 1 or more.
+        subtype_strength: of the Dirichlet prior over them, in all.
+        diagonal: as of :func:`ibcc`.
+        off_diagonal: as of :func:`ibcc`.
+        class_strength: as of :func:`ibcc`.
+        restarts: random divisions of the votes among the subtypes; the one with the best lower bound counts.
+        seed: of these.
+        max_iterations: 1 or more.
+        tolerance: stop when the lower bound rises by less than this per annotation; a negative one never stops.
+        dtype: of the computation and the result, float64 or float32.
+
+    Raises:
+        ValueError: naming the argument that does not fit.
+    """
+    check_integer(1, subtypes=subtypes, restarts=restarts)
+    model = _Subtypes(annotations, subtypes, subtype_strength, class_strength, diagonal, off_diagonal, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    found: BCCResult | None = None
+    for _ in range(restarts if subtypes > 1 else 1):
+        sizes = (len(annotations), model.classes, subtypes)
+        share = -torch.rand(sizes, generator=generator, dtype=dtype).log().to(annotations.device)
+        start = (model.votes.unsqueeze(2) * share / share.sum(2, keepdim=True)).flatten(1)
+        one = model.run(start, max_iterations, tolerance)
+        if found is None or one.lower_bound[-1] > found.lower_bound[-1]:
+            found = one
+    assert found is not None
+    return found
+
+
+class _Subtypes:
+    """Mean-field of classes with M subtypes each; the C M latent classes are one E-step of Dawid-Skene."""
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        subtypes: int,
+        subtype_strength: float,
+        class_strength: float,
+        diagonal: float,
+        off_diagonal: float,
+        dtype: torch.dtype,
+    ) -> None:
+        classes = annotations.num_classes
+        check_options(annotations, classes, None, None, 0.0, dtype)
+        given = {"subtype_strength": subtype_strength, "class_strength": class_strength}
+        for name, value in {**given, "diagonal": diagonal, "off_diagonal": off_diagonal}.items():
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name}={value!r} must be above 0 and finite")
+        self.annotations, self.classes, self.subtypes = annotations, classes, subtypes
+        self.weight, self.total = weights_of(annotations, dtype)
+        self.votes = vote_proportions(annotations, classes).to(dtype)
+        like = self.votes
+        prior = torch.full((classes, classes), off_diagonal).fill_diagonal_(diagonal)
+        self.cell_prior = prior.to(like).t().repeat_interleave(subtypes, 1).unsqueeze(0)  # [1, K, C M]
+        self.class_prior = like.new_full((classes,), class_strength)
+        self.kind_prior = like.new_full((classes, subtypes), subtype_strength / subtypes)
+
+    @torch.no_grad()
+    def run(self, start: Tensor, max_iterations: int, tolerance: float) -> BCCResult:
+        check_integer(1, max_iterations=max_iterations)
+        counts = label_counts(start, self.annotations, weight=self.weight)
+        sums, converged = start.sum(0), False
+        bounds: list[float] = []
+        while len(bounds) < max_iterations and not converged:
+            kinds = sums.view(self.classes, self.subtypes)
+            of_class, of_kind = self.class_prior + kinds.sum(1), self.kind_prior + kinds
+            cells = self.cell_prior + counts
+            log_prior = _mean_log(of_class, 0).unsqueeze(1) + _mean_log(of_kind, 1)
+            loss, joint, counts, _ = em_step(log_prior.view(1, -1), _mean_log(cells, 1), self.weight, self.annotations)
+            sums = joint.sum(0)
+            # the evidence of the E-step under the parameters' distributions, less their distance to the prior
+            distance = _divergence(of_class, self.class_prior, 0) + _divergence(of_kind, self.kind_prior, 1)
+            bounds.append(-float(loss) - float(distance + _divergence(cells, self.cell_prior, 1)))
+            converged = len(bounds) > 1 and bounds[-1] - bounds[-2] < tolerance * self.total
+        share = (of_kind / of_kind.sum(1, keepdim=True)).view(1, 1, self.classes, self.subtypes)
+        own = (cells / cells.sum(1, keepdim=True)).view(len(cells), -1, self.classes, self.subtypes)
+        return BCCResult(
+            joint.view(len(joint), self.classes, self.subtypes).sum(2),
+            (own * share).sum(3).transpose(1, 2).contiguous(),
+            of_class / of_class.sum(),
+            bounds,
+            converged,
+        )
+
+
+def _mean_log(concentration: Tensor, dim: int) -> Tensor:
+    """Of a Dirichlet distribution along ``dim``."""
+    return concentration.digamma() - concentration.sum(dim, keepdim=True).digamma()
+
+
+def _divergence(posterior: Tensor, prior: Tensor, dim: int) -> Tensor:
+    """Sum of the Kullback-Leibler divergences of Dirichlet distributions along ``dim`` from their priors."""
+    normaliser = _log_beta(prior, dim) - _log_beta(posterior, dim)
+    return ((posterior - prior) * _mean_log(posterior, dim)).sum(dim).add(normaliser).sum()
+
+
+def _log_beta(concentration: Tensor, dim: int) -> Tensor:
+    return concentration.lgamma().sum(dim) - concentration.sum(dim).lgamma()
+
+
+@torch.no_grad()
+def bwa(
+    annotations: Annotations,
+    *,
+    strength: float = 15.0,
+    item_strength: float = 1.0,
+    max_iterations: int = 500,
+    tolerance: float = 1e-4,
+    dtype: torch.dtype = torch.float64,
+) -> BWAResult:
+    """Bayesian weighted average (Li, Rubinstein & Cohn, WWW 2019): labels as numbers 0 and 1, annotators' precisions.
+
+    An item's class proportions are the weighted mean of its labels and the crowd's proportions; an annotator's
+    precision has a Gamma prior around that of the votes, so that few labels move it little. As fast as the votes.
+
+    Args:
+        annotations: the whole data set. A weight says how often its annotation counts.
+        strength: of the precisions' prior, in labels.
+        item_strength: of the crowd's proportions in each item's, in labels of precision 1.
+        max_iterations: 1 or more.
+        tolerance: stop when no probability moves by more; a negative one never stops.
+        dtype: of the computation and the result, float64 or float32.
+
+    Raises:
+        ValueError: naming the argument that does not fit.
+    """
+    check_options(annotations, annotations.num_classes, None, None, 0.0, dtype)
+    check_integer(1, max_iterations=max_iterations)
+    for name, value in {"strength": strength, "item_strength": item_strength}.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}={value!r} must be above 0 and finite")
+    a, (weight, _) = annotations, weights_of(annotations, dtype)
+    posterior = vote_proportions(a, a.num_classes).to(dtype)
+    weight = posterior.new_ones(a.num_annotations) if weight is None else weight
+    number = posterior.new_zeros(a.num_annotators).index_add_(0, a.annotator, weight)
+    labels_of = sum_rows(weight, a)
+    spread = (labels_of.unsqueeze(1) * posterior * (1 - posterior)).sum() / labels_of.sum().clamp(min=1)
+    converged = False
+    for _ in range(max_iterations):
+        # |one-hot(y) - p|^2 of each label, without a tensor of one-hot labels
+        own = posterior[a.item, a.label] if a.num_annotations else posterior.new_zeros(0)
+        error = posterior.square().sum(1)[a.item] - 2 * own + 1
+        wrong = posterior.new_zeros(a.num_annotators).index_add_(0, a.annotator, weight * error)
+        precision = (strength + number) / (strength * spread + wrong).clamp(min=torch.finfo(dtype).tiny)
+        each = weight * precision[a.annotator]
+        cell = a.item * a.num_classes + a.label
+        votes = posterior.new_zeros(posterior.numel()).index_add_(0, cell, each).view_as(posterior)
+        moved = item_strength * posterior.mean(0) + votes if len(a) else votes
+        moved = moved / moved.sum(1, keepdim=True)
+        converged = len(a) == 0 or float((moved - posterior).abs().max()) <= tolerance
+        posterior = moved
+        if converged:
+            break
+    return BWAResult(posterior, precision, converged)

@@ -1,0 +1,118 @@
+"""Which aggregation method suits a crowd: the one that foresees labels it has not seen, if it does so better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crowdnal._utils.options import check_amount, check_integer
+from crowdnal._utils.probability import proportions
+from crowdnal.aggregation._bayesian import ibcc
+from crowdnal.aggregation._dawid_skene import dawid_skene
+from crowdnal.aggregation._one_coin import one_coin
+from crowdnal.aggregation._votes import vote_proportions
+from crowdnal.aggregation.em import AggregationResult, check_options, weights_of
+from crowdnal.data import Annotations
+from crowdnal.functional import label_counts
+
+VOTES = "majority-vote"
+
+
+@dataclass
+class Choice(AggregationResult):
+    """What `choose` found.
+
+    Attributes:
+        posterior: ``[N, C]`` of the chosen method on all annotations, rows sum to 1.
+        confusion: ``[R, C, K]`` of that method, rows = true class, rows sum to 1.
+        method: a key of ``CANDIDATES``.
+        log_likelihood: of each candidate, the mean log-probability of labels that it had not seen.
+        why: the reason, as a sentence.
+    """
+
+    posterior: Tensor
+    confusion: Tensor
+    method: str
+    log_likelihood: dict[str, float]
+    why: str
+
+
+def _votes(annotations: Annotations) -> tuple[Tensor, Tensor]:
+    """The votes, and one confusion for everybody."""
+    posterior = vote_proportions(annotations, annotations.num_classes)
+    counts = label_counts(posterior, annotations, weight=weights_of(annotations, posterior.dtype)[0]).sum(0)
+    common = proportions(counts + torch.eye(*counts.shape).to(counts), 0).t()
+    return posterior, common.expand(annotations.num_annotators, -1, -1)
+
+
+def _skene(annotations: Annotations) -> tuple[Tensor, Tensor]:
+    found = dawid_skene(annotations)
+    return found.posterior, found.confusion
+
+
+def _coin(annotations: Annotations) -> tuple[Tensor, Tensor]:
+    found = one_coin(annotations)
+    return found.posterior, found.confusion
+
+
+def _ibcc(annotations: Annotations) -> tuple[Tensor, Tensor]:
+    found = ibcc(annotations)
+    return found.posterior, found.confusion
+
+
+CANDIDATES: dict[str, Callable[[Annotations], tuple[Tensor, Tensor]]] = {
+    VOTES: _votes,
+    "one-coin": _coin,
+    "dawid-skene": _skene,
+    "ibcc": _ibcc,
+}
+"""What :func:`choose` chooses among: posterior ``[N, C]`` and confusions ``[R, C, K]`` from annotations."""
+
+
+@torch.no_grad()
+def choose(annotations: Annotations, *, folds: int = 5, margin: float = 2.0, seed: int = 0) -> Choice:
+    """The method whose model foresees held-out labels best, or the votes where none does so clearly better than they.
+
+    The labels are dealt into folds; each is foreseen from the others: a label y of annotator r on item i has the
+    probability ``Σ_k q_i[k] A_r[k, y]``, with the votes and the crowd's confusion in the case of the votes. A method
+    counts as better where the sum of the differences exceeds ``margin`` times its standard error.
+
+    Args:
+        annotations: the whole data set. Weights are those of the methods; the likelihood counts every label once.
+        folds: 2 or more; the time is that of so many runs of every candidate, and one more.
+        margin: standard errors, 0 or more.
+        seed: of the folds.
+
+    Raises:
+        ValueError: naming the argument that does not fit.
+    """
+    check_integer(2, folds=folds)
+    check_amount(margin=margin)
+    check_options(annotations, annotations.num_classes, None, None, 0.0, torch.float64)
+    size = annotations.num_annotations
+    fold = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).to(annotations.device) % folds
+    values = {name: torch.zeros(size, dtype=torch.float64, device=annotations.device) for name in CANDIDATES}
+    for k in range(min(folds, size) if size > 1 else 0):
+        kept, held = annotations.select(fold != k), annotations.select(fold == k)
+        for name, run in CANDIDATES.items():
+            posterior, confusion = run(kept)
+            given = confusion[held.annotator, :, held.label]
+            values[name][fold == k] = (posterior[held.item] * given).sum(1).clamp(min=1e-300).log()
+    means = {name: float(value.mean()) if size else 0.0 for name, value in values.items()}
+    best = max(means, key=lambda name: means[name])
+    ahead = values[best] - values[VOTES]
+    error = float(ahead.std()) * size**0.5 if size > 1 else 0.0
+    if best != VOTES and float(ahead.sum()) <= margin * error:
+        why = f"{best} foresees held-out labels no better than the votes do, within {margin:g} standard errors"
+        best = VOTES
+    elif best == VOTES:
+        why = "no model of the annotators foresees held-out labels better than the votes do"
+    else:
+        why = (
+            f"{best} foresees held-out labels best: a mean log-probability of {means[best]:.3f} to the votes' "
+            f"{means[VOTES]:.3f}, {float(ahead.sum()) / max(error, 1e-300):.1f} standard errors"
+        )
+    return Choice(*CANDIDATES[best](annotations), best, means, why)
