@@ -162,21 +162,24 @@ class _Subtypes:
     def run(self, start: Tensor, max_iterations: int, tolerance: float) -> BCCResult:
         check_integer(1, max_iterations=max_iterations)
         counts = label_counts(start, self.annotations, weight=self.weight)
-        sums, converged = start.sum(0), False
+        sums, converged = start[self.annotations.counts > 0].sum(0), False
         bounds: list[float] = []
         while len(bounds) < max_iterations and not converged:
             kinds = sums.view(self.classes, self.subtypes)
             of_class, of_kind = self.class_prior + kinds.sum(1), self.kind_prior + kinds
             cells = self.cell_prior + counts
             log_prior = _mean_log(of_class, 0).unsqueeze(1) + _mean_log(of_kind, 1)
-            loss, joint, counts, _ = em_step(log_prior.view(1, -1), _mean_log(cells, 1), self.weight, self.annotations)
-            sums = joint.sum(0)
+            # items without labels say nothing of the classes
+            loss, joint, counts, sums = em_step(
+                log_prior.view(1, -1), _mean_log(cells, 1), self.weight, self.annotations
+            )
             # the evidence of the E-step under the parameters' distributions, less their distance to the prior
             distance = _divergence(of_class, self.class_prior, 0) + _divergence(of_kind, self.kind_prior, 1)
             bounds.append(-float(loss) - float(distance + _divergence(cells, self.cell_prior, 1)))
             converged = len(bounds) > 1 and bounds[-1] - bounds[-2] < tolerance * self.total
         share = (of_kind / of_kind.sum(1, keepdim=True)).view(1, 1, self.classes, self.subtypes)
         own = (cells / cells.sum(1, keepdim=True)).view(len(cells), -1, self.classes, self.subtypes)
+        joint = joint / joint.sum(1, keepdim=True)  # the mean logarithms of a prior sum to less than 1
         return BCCResult(
             joint.view(len(joint), self.classes, self.subtypes).sum(2),
             (own * share).sum(3).transpose(1, 2).contiguous(),
@@ -244,7 +247,7 @@ def bwa(
         own = posterior[a.item, a.label] if a.num_annotations else posterior.new_zeros(0)
         error = posterior.square().sum(1)[a.item] - 2 * own + 1
         wrong = posterior.new_zeros(a.num_annotators).index_add_(0, a.annotator, weight * error)
-        precision = (strength + number) / (strength * spread + wrong).clamp(min=torch.finfo(dtype).tiny)
+        precision = (strength + number) / (strength * spread + wrong).clamp(min=1e-9)
         each = weight * precision[a.annotator]
         cell = a.item * a.num_classes + a.label
         votes = posterior.new_zeros(posterior.numel()).index_add_(0, cell, each).view_as(posterior)

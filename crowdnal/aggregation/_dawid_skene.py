@@ -144,7 +144,9 @@ class EMState:
             self._step(torch.where((self.gold >= 0).unsqueeze(1), only, self.posterior).log())
         self.crowd: Tensor | None = None
         if isinstance(prior, float | int):
-            self.crowd = crowd_confusion(self.counts.sum(0)) if classes == labels and prior > 0 else None
+            if classes == labels and prior > 0:
+                known = None if self.gold is None else (annotations.counts > 1) | (self.gold >= 0)
+                self.crowd = crowd_confusion(self.posterior, annotations, self.weight, known)
             prior = None if self.crowd is None else prior * self.crowd
         assert not isinstance(prior, float | int | str)
         self.prior = prior

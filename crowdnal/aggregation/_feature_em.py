@@ -69,13 +69,15 @@ def feature_em(
 ) -> FeatureEMResult:
     """Dawid-Skene with a classifier as the prior, which has never seen the labels of the item that it is asked about.
 
-    A classifier that is trained on an item's labels repeats them: as a prior in EM (Raykar et al. 2010) it counts them
-    twice, and what it got wrong stays wrong. Here the items are dealt into folds and each fold's prior is made from the
-    others (cross-fitting, as of Chernozhukov et al. 2018): a linear discriminant of the standardised features with the
-    posteriors as fractional classes and a shrunk covariance (Friedman 1989), raised to an exponent that makes up for
-    its overconfidence. Shrinkage and exponent are those under which each label is most probable given the features
-    and the other labels of its item; where the features are worth nothing, the exponent is 0 and the result that of
-    :func:`crowdnal.dawid_skene`. Starts from the vote proportions. Needs no gradient: seconds for thousands of items.
+    A classifier that is trained on an item's labels repeats them: as a prior in EM (Raykar et al. 2010) it counts
+    them twice, and what it got wrong stays wrong. Here the items are dealt into folds and each fold's prior is made
+    from the others (cross-fitting, as of Chernozhukov et al. 2018): a linear discriminant of the standardised
+    features with the posteriors as fractional classes and a shrunk covariance (Friedman 1989), raised to an
+    exponent that makes up for its overconfidence. Shrinkage and exponent are those under which each label is most
+    probable given the features and the other labels of its item; where the features are worth nothing, the exponent
+    is 0 and the result that of :func:`crowdnal.dawid_skene`. Where no item has two labels (and no class is known)
+    nothing tells how often labels are right: they are kept, and features decide for the other items alone. Starts
+    from the vote proportions. Needs no gradient: seconds for thousands of items.
 
     Args:
         features: ``[N, D]`` of all items, such as a backbone's pre-logits. D matters: memory is ``folds · D²``.
@@ -108,19 +110,30 @@ def feature_em(
     known = None if gold is None else as_gold(gold, annotations, classes).to(annotations.device)
     check_options(annotations, classes, known, confusion_prior, 0.0, torch.float64)
     em = _FeatureEM(features, annotations, known, confusion_prior, folds, seed)
+    rounds = rounds if em.crowd is not None else 1
     likelihoods: list[float] = []
     shrinkage = shrinkages[0]
     for number in range(rounds):
         table = em.log_confusion()
         compared = shrinkages if number in _COMPARED else (shrinkage,)
         ratios = {s: em.discriminant(s) for s in compared}
-        tried = ((*em.score(ratios[s], table, e), s, e) for s in compared for e in exponents)
-        likelihood, log_prior, shrinkage, exponent = max(tried, key=lambda each: each[0])
-        likelihoods.append(likelihood)
+        tried = [(*em.score(ratios[s], table, e), s, e) for s in compared for e in exponents]
+        each, log_prior, shrinkage, exponent = max(tried, key=lambda one: float(one[0].sum()))
+        if number == 0:  # the votes have not seen the features: an honest test of these
+            without = em.score(ratios[shrinkage], table, 0.0)
+            if not _clearly_better(each, without[0]):
+                (each, log_prior), exponent, exponents = without, 0.0, (0.0,)
+        likelihoods.append(float(each.mean()) if len(each) else 0.0)
         if em.expect(log_prior, table) < 1e-4:
             break
     confusion = em.log_confusion().exp().transpose(1, 2).contiguous()
     return FeatureEMResult(em.posterior, log_prior, confusion, shrinkage, exponent, likelihoods)
+
+
+def _clearly_better(one: Tensor, other: Tensor, margin: float = 3.0) -> bool:
+    """Whether log-probabilities ``[nnz]`` are larger by more than so many standard errors of their sum."""
+    ahead = one - other
+    return len(ahead) > 1 and float(ahead.sum()) > margin * float(ahead.std()) * len(ahead) ** 0.5
 
 
 class _FeatureEM:
@@ -145,14 +158,16 @@ class _FeatureEM:
         self.moved = False
         self._count()
         self.prior = prior
-        self.crowd = crowd_confusion(self.counts.sum(0))
         # standardised, so that no feature rules by its unit; those that never vary say nothing
         x = features.to(annotations.device, torch.promote_types(features.dtype, torch.float32))
         spread = x.std(0, correction=0)
-        self.x = (x - x.mean(0)) / torch.where(spread > 0, spread, 1)
+        varies = spread > 1e-6 * x.abs().amax(0) if len(x) else spread > 0
+        self.x = ((x - x.mean(0)) / spread)[:, varies]
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
         self.fold = order % folds
         self.squares = [self.x[rows].t() @ self.x[rows] for rows in map(self._others, range(folds))]
+        several = annotations.counts > 1 if gold is None else (annotations.counts > 1) | (gold >= 0)
+        self.crowd = crowd_confusion(self.posterior, annotations, self.weight, several)
 
     def _others(self, fold: int) -> Tensor:
         """Rows that the prior of a fold is made from."""
@@ -164,10 +179,12 @@ class _FeatureEM:
     def log_confusion(self) -> Tensor:
         """The M-step, ``[R, K, C]``; the first one knows the votes alone and takes the strongest prior."""
         prior = self.prior
-        if isinstance(prior, str):
-            prior = crowd_strength(self.counts, self.crowd) if self.moved else STRENGTHS[-1]
-        if isinstance(prior, float | int):
-            prior = prior * self.crowd
+        if isinstance(prior, float | int | str):
+            if self.crowd is None:
+                prior = None
+            elif isinstance(prior, str):
+                prior = crowd_strength(self.counts, self.crowd) if self.moved else STRENGTHS[-1]
+            prior = None if prior is None or self.crowd is None else prior * self.crowd
         return log_proportions(self.counts, pseudo_counts_of(prior, 0.0, self.counts))
 
     def class_prior(self) -> Tensor:
@@ -192,18 +209,21 @@ class _FeatureEM:
             found[held] = (self.x[held] @ weights - (means * weights.t()).sum(1) / 2).double()
         return found
 
-    def score(self, ratios: Tensor, table: Tensor, exponent: float) -> tuple[float, Tensor]:
-        """Mean log-probability of each label given its item's prior and other labels, and that prior ``[N, C]``."""
+    def score(self, ratios: Tensor, table: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
+        """Log-probability ``[nnz]`` of each label given its item's prior and other labels; that prior ``[N, C]``."""
         a = self.annotations
         log_prior = (exponent * ratios + self.class_prior().log()).log_softmax(1)
+        if self.crowd is None:
+            foreseen = log_prior[a.item, a.label] if a.num_annotations else log_prior.new_zeros(0)
+            return foreseen, self.posterior.log().where(self.informed.unsqueeze(1), log_prior)
         if self.possible is not None:
             log_prior = log_prior.where(self.possible, -torch.inf).log_softmax(1)
         if a.num_annotations == 0:
-            return 0.0, log_prior
+            return log_prior.new_zeros(0), log_prior
         given = table[a.annotator, a.label]
         counted = given if self.weight is None else given * self.weight.unsqueeze(1)
         others = (log_prior + segment_sum(counted, a))[a.item] - counted
-        return float((others.log_softmax(1) + given).logsumexp(1).mean()), log_prior
+        return (others.log_softmax(1) + given).logsumexp(1), log_prior
 
     def expect(self, log_prior: Tensor, table: Tensor) -> float:
         """E-step; returns by how much a probability moved at most."""

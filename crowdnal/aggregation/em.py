@@ -15,6 +15,7 @@ from torch import Tensor
 
 from crowdnal._utils.probability import proportions
 from crowdnal.data import Annotations
+from crowdnal.functional import label_counts
 from crowdnal.functional.segments import annotation_weight
 
 FLOOR = 1e-10
@@ -96,12 +97,24 @@ def possible(gold: Tensor, classes: int) -> Tensor:
     return (gold.unsqueeze(1) == torch.arange(classes, device=gold.device)) | (gold < 0).unsqueeze(1)
 
 
-def crowd_confusion(pooled: Tensor) -> Tensor:
-    """``[C, K]``: the labels of the whole crowd, ``pooled [K, C]``, as distributions for each true class.
+def crowd_confusion(
+    posterior: Tensor, annotations: Annotations, weight: Tensor | None, counted: Tensor | None = None
+) -> Tensor | None:
+    """``[C, K]``: the labels of the whole crowd as distributions for each true class; None where that says nothing.
 
     To be counted against the votes, once: an estimate that moves with the posteriors can drift away from the classes'
-    names, and all annotators with it.
+    names, and all annotators with it. A single label agrees with itself, which says nothing of who gave it.
+
+    Args:
+        posterior: ``[N, C]``.
+        annotations: of the N items.
+        weight: ``[nnz]`` of them.
+        counted: ``[N]`` items to count; those with two labels or more where not given.
     """
+    counted = annotations.counts > 1 if counted is None else counted
+    if not bool(counted.any()):
+        return None
+    pooled = label_counts(posterior.where(counted.unsqueeze(1), 0), annotations, weight=weight).sum(0)
     return proportions(pooled + torch.eye(*pooled.shape).to(pooled), 0, floor=1e-6).t()
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from crowdnal._utils.options import check_integer
 from crowdnal.aggregation import dawid_skene
 from crowdnal.aggregation import one_coin as one_coin_dawid_skene
+from crowdnal.aggregation.em import Prior
 from crowdnal.data import Annotations
 from crowdnal.objectives._bases.aggregate_first import AggregateFirst
-from crowdnal.objectives._bases.closed_form import KnownOptions
+from crowdnal.objectives._bases.closed_form import BeforehandOptions
 from crowdnal.objectives._bases.history import Round
 from crowdnal.objectives._registry import register
 
@@ -32,12 +33,15 @@ class DLDS(AggregateFirst):
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         one_coin: bool = False, soft: bool = True, max_iterations: int = 100, smoothing: float = 0.0,
-        **known: Unpack[KnownOptions],
+        confusion_prior: Prior = "crowd", **known: Unpack[BeforehandOptions],
     ) -> None:  # fmt: skip
-        super().__init__(num_classes, num_annotators, soft=soft, smoothing=smoothing, **known)
+        super().__init__(
+            num_classes, num_annotators, soft=soft, smoothing=smoothing,
+            confusion_prior=None if one_coin and isinstance(confusion_prior, str) else confusion_prior, **known,
+        )  # fmt: skip
         check_integer(1, max_iterations=max_iterations)
-        if one_coin and self.initial is not None:
-            raise ValueError("one_coin=True has no confusions: leave out initial_confusion")
+        if one_coin and (self.initial is not None or self.confusion_prior is not None):
+            raise ValueError("one_coin=True has no confusions: leave out initial_confusion and confusion_prior")
         self.one_coin = one_coin
         self.max_iterations = max_iterations
 

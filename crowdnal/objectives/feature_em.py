@@ -8,9 +8,10 @@ from torch import Tensor
 
 from crowdnal._utils.options import check_integer
 from crowdnal.aggregation import feature_em
+from crowdnal.aggregation.em import Prior
 from crowdnal.data import Annotations
 from crowdnal.objectives._bases.aggregate_first import AggregateFirst
-from crowdnal.objectives._bases.closed_form import KnownOptions
+from crowdnal.objectives._bases.closed_form import BeforehandOptions
 from crowdnal.objectives._bases.history import Round
 from crowdnal.objectives._bases.rounds import CALL
 from crowdnal.objectives._registry import register
@@ -37,9 +38,10 @@ class FeatureEM(AggregateFirst):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        folds: int = 5, rounds: int = 8, soft: bool = True, **known: Unpack[KnownOptions],
+        folds: int = 5, rounds: int = 8, soft: bool = True, confusion_prior: Prior = "crowd",
+        **known: Unpack[BeforehandOptions],
     ) -> None:  # fmt: skip
-        super().__init__(num_classes, num_annotators, soft=soft, **known)
+        super().__init__(num_classes, num_annotators, soft=soft, confusion_prior=confusion_prior, **known)
         check_integer(2, folds=folds)
         check_integer(1, rounds=rounds)
         if self.initial is not None:
@@ -50,8 +52,9 @@ class FeatureEM(AggregateFirst):
         features = None if self._predict is None else self._predict()[1]
         if features is None:
             raise RuntimeError(f"FeatureEM needs the features of all items: {CALL}")
+        prior = self.crowd_prior if self.confusion_prior is None else self.confusion_prior
         found = feature_em(
-            features.float(), annotations.to(features.device), confusion_prior=self.confusion_prior, gold=self.gold,
+            features.float(), annotations.to(features.device), confusion_prior=prior, gold=self.gold,
             folds=self.folds, rounds=self.rounds,
         )  # fmt: skip
         self.history = [Round(n + 1, 0, value) for n, value in enumerate(found.log_likelihood)]

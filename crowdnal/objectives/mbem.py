@@ -7,11 +7,11 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from crowdnal.aggregation.em import FLOOR, possible
+from crowdnal.aggregation.em import FLOOR, Prior, possible
 from crowdnal.functional import label_counts
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.objectives._bases.batch import Batch
-from crowdnal.objectives._bases.closed_form import ClosedFormObjective, KnownOptions
+from crowdnal.objectives._bases.closed_form import BeforehandOptions, ClosedFormObjective
 from crowdnal.objectives._bases.targets import labelled, most_probable
 from crowdnal.objectives._registry import register
 
@@ -26,6 +26,8 @@ class MBEM(ClosedFormObjective):
     The loss is the cross-entropy against the targets. ``log_likelihood`` of a round is that of the annotations under
     the class prior and the confusions it counted.
 
+    Without a prior of the crowd's confusion, which is counted against votes.
+
     Where the paper differs: it retrains the network in each of its few rounds; here the network goes on from where it
     is, for ``epochs_per_round`` epochs. The first targets are the vote proportions.
 
@@ -36,9 +38,13 @@ class MBEM(ClosedFormObjective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        soft: bool = False, epochs_per_round: int = 10, smoothing: float = 0.1, **known: Unpack[KnownOptions],
+        soft: bool = False, epochs_per_round: int = 10, smoothing: float = 0.1, confusion_prior: Prior = None,
+        **known: Unpack[BeforehandOptions],
     ) -> None:  # fmt: skip
-        super().__init__(num_classes, num_annotators, epochs_per_round=epochs_per_round, smoothing=smoothing, **known)
+        super().__init__(
+            num_classes, num_annotators, epochs_per_round=epochs_per_round, smoothing=smoothing,
+            confusion_prior=confusion_prior, **known,
+        )  # fmt: skip
         self.soft = soft
 
     def _round(self, batch: Batch) -> Tensor:

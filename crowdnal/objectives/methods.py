@@ -10,6 +10,7 @@ from crowdnal.objectives.dl_ds import DLDS as DLDS
 from crowdnal.objectives.dl_em import DLEM as DLEM
 from crowdnal.objectives.dl_wc import DLWC as DLWC
 from crowdnal.objectives.doctor_net import DoctorNet as DoctorNet
+from crowdnal.objectives.feature_em import FeatureEM as FeatureEM
 from crowdnal.objectives.geocrowdnet import GeoCrowdNet as GeoCrowdNet
 from crowdnal.objectives.lia.multilabel import LIAML as LIAML
 from crowdnal.objectives.lia.objective import LIA as LIA

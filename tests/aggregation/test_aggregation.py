@@ -40,13 +40,17 @@ def test_own_methods(method: str) -> None:
     posterior = aggregate(a, method, **few)
     if method == "majority-vote":
         expected = a.votes().double() / a.counts.unsqueeze(1)
+    elif method == "auto":
+        expected = crowdnal.aggregation.choose(a).posterior
     else:
         expected = getattr(crowdnal, method.replace("-", "_"))(a, **few).posterior
     assert torch.equal(posterior, expected) and posterior.dtype == torch.double
     option = {"mmce": {"max_iterations": 1}, "worker-clustering": {"num_clusters": 2}}.get(
         method, {"max_iterations": 2}
     )
-    if method == "majority-vote":
+    if method == "auto":
+        assert torch.equal(aggregate(a, method, margin=1e9), aggregate(a, "majority-vote"))
+    elif method == "majority-vote":
         with pytest.raises(ValueError, match="'majority-vote' has no options, got max_iterations"):
             aggregate(a, method, **option)
     else:
@@ -128,7 +132,7 @@ def test_label_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_methods_and_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     a, _, _ = simulated(2, 20, 200)
-    with pytest.raises(ValueError, match="method='vote' is unknown: use one of majority-vote, dawid-skene"):
+    with pytest.raises(ValueError, match="method='vote' is unknown: use one of auto, majority-vote, dawid-skene"):
         aggregate(a, "vote")
     for module, extra, method in (("crowdkit", "crowd-kit", "glad"), ("snorkel", "snorkel", "label-model")):
         for name in [name for name in sys.modules if name.split(".")[0] == module]:

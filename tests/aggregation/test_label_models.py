@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from support.crowds import coins, simulated, weighted
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from crowdnal import Annotations, dawid_skene, metrics, mmce, one_coin, worker_clustering
+import crowdnal
+from crowdnal import Annotations, metrics, mmce, worker_clustering
 from crowdnal.aggregation._mmce import _Model
 from crowdnal.simulation import simulate
+
+dawid_skene = partial(crowdnal.dawid_skene, confusion_prior=None)  # the papers'
+one_coin = partial(crowdnal.one_coin, reliability_prior=None, learn_class_prior=True)
 
 
 def clustered() -> tuple[Annotations, Tensor, Tensor, Tensor]:

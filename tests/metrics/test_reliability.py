@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.compare import assert_close
+from support.crowds import simulated
 from torch import Tensor
 
 import crowdnal
@@ -86,22 +87,56 @@ def test_of_objectives(name: str, options: dict[str, Any], classes: int, labels:
     assert_close(made.reliability().double(), metrics.reliability(confusion), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("incremental", [False, True])
-@pytest.mark.parametrize(("classes", "labels"), SIZES)
-def test_of_the_command(classes: int, labels: int, incremental: bool) -> None:
-    """What annotators.csv says, of a low-rank objective and of a full one."""
-    made = make("crowd-layer", classes, labels, {"rank": 2} if incremental else {})
-    a = Annotations([0, 1, 2], [0, 3], [0, 1], num_annotators=R, num_classes=labels)
-    logits = torch.zeros(2, classes)
-    found = estimate(made, logits, None, a, logits[:0])
-    assert found.reliability.tolist() == pytest.approx(by_hand(made.confusion()), abs=1e-6)
+def test_of_the_command_is_the_share_of_right_labels() -> None:
+    """What annotators.csv says: of the labels, whatever the objective's matrices hold."""
+    a, _, _ = simulated(3, 10, 60)
+    logits = torch.zeros(60, 3)
+    for objective in (crowdnal.CrowdLayer(3, 10), crowdnal.SingleConfusion(3, 10), crowdnal.MajorityVote(3, 10)):
+        found = estimate(objective, logits, a, None, logits[:0])
+        wanted = metrics.annotator_accuracy(found.posterior, a)
+        assert torch.equal(found.reliability, wanted.mean) and len(set(wanted.mean.tolist())) > 1
+        assert torch.equal(found.reliability_low, wanted.low) and torch.equal(found.reliability_high, wanted.high)
 
 
-def test_of_the_command_where_annotators_are_no_part_of_the_model() -> None:
-    a = Annotations([0, 1, 2], [0, 3], [0, 1], num_annotators=R, num_classes=3)
-    logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0]])
-    found = estimate(crowdnal.MajorityVote(3, R), logits, None, a, logits[:0])
-    assert found.reliability.tolist() == pytest.approx(by_hand(found.confusion))
+def test_annotator_accuracy_by_hand() -> None:
+    """Two right of four, with the strength that is most probable: of many alike 1,024, so all are the crowd."""
+    a = Annotations([0, 2, 4, 6, 8], [0, 1] * 4, [0, 1] * 2 + [1, 0] * 2, num_annotators=3, num_classes=2)
+    truth = torch.tensor([0, 1, 1, 0])
+    mean, low, high = metrics.annotator_accuracy(truth, a)
+    right = [
+        sum(int(truth[i] == y) for i, r, y in zip(a.item, a.annotator, a.label, strict=True) if r == n) for n in (0, 1)
+    ]
+    assert right == [2, 2]
+    crowd = (4 + 1) / (8 + 2)
+    assert mean.tolist() == pytest.approx([(2 + 1024 * crowd) / 1028] * 2 + [crowd])
+    assert bool((low < mean).all() and (mean < high).all())
+    soft = torch.nn.functional.one_hot(truth, 2) * 0.9 + 0.05
+    assert_close(metrics.annotator_accuracy(soft, a).mean, mean, atol=0.03, rtol=0)
+    with pytest.raises(ValueError, match=r"posterior must be \[N, C\] or \[N\] for N = 4"):
+        metrics.annotator_accuracy(truth[:2], a)
+
+
+def test_annotator_accuracy_follows_the_truth_and_not_the_number_of_labels() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rates = torch.linspace(0.3, 0.95, 40).double()
+    number = torch.randint(3, 80, (40,), generator=generator)
+    item, annotator, label = [], [], []
+    truth = torch.randint(4, (500,), generator=generator)
+    for r in range(40):
+        rows = torch.randperm(500, generator=generator)[: int(number[r])]
+        right = torch.rand(len(rows), generator=generator) < rates[r]
+        item.append(rows), annotator.append(torch.full_like(rows, r))
+        label.append(torch.where(right, truth[rows], (truth[rows] + 1) % 4))
+    order = torch.cat(item).argsort(stable=True)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.cat(item).bincount(minlength=500).cumsum(0)])
+    sizes = {"num_annotators": 40, "num_classes": 4}
+    a = Annotations(indptr, torch.cat(annotator)[order], torch.cat(label)[order], **sizes)
+    mean, low, high = metrics.annotator_accuracy(truth, a)
+    assert metrics.reliability_correlation(rates, mean) > 0.8
+    assert abs(metrics.reliability_correlation(number.double(), mean)) < 0.4
+    assert 0.75 < float(((low < rates) & (rates < high)).double().mean()) <= 1  # 90 % where the prior is right
+    few, many = (high - low)[number < 10].mean(), (high - low)[number > 60].mean()
+    assert few > 1.5 * many
 
 
 def test_of_conal_em_is_of_what_labels_come_from() -> None:
@@ -113,10 +148,6 @@ def test_of_conal_em_is_of_what_labels_come_from() -> None:
     made.omega.copy_(torch.tensor([0.9, 0.1]))
     mixed = torch.stack([0.9 * made.common + 0.1 * away, 0.1 * made.common + 0.9 * eye]).transpose(1, 2)
     assert made.reliability().tolist() == pytest.approx(by_hand(mixed))
-    a = Annotations([0, 1, 2], [0, 1], [0, 1], num_annotators=2, num_classes=3)
-    assert estimate(made, torch.zeros(2, 3), None, a, torch.zeros(0, 3)).reliability.tolist() == pytest.approx(
-        by_hand(mixed)
-    )
 
 
 def test_conal_em_ranks_annotators_by_how_often_they_are_right() -> None:

@@ -158,11 +158,11 @@ def test_start_and_held_confusions_and_other_label_sets() -> None:
 def test_with_a_class_prior_for_a_classifier_it_is_dawid_skene(smoothing: float) -> None:
     """The M-step of a classifier that sees nothing is the mean of the targets, exactly."""
     a, _, _ = simulated(3, 10, 200)
-    objective = DLEM(3, 10, smoothing=smoothing).double()
+    objective = DLEM(3, 10, smoothing=smoothing, confusion_prior=None).double()
     objective.on_train_start(a, lambda: (objective.targets.mean(0).log().expand(200, 3), None))
     for epoch in range(1, 16):
         objective.on_epoch_start(epoch)
-    theirs = dawid_skene(a, max_iterations=15, tolerance=-1, smoothing=smoothing)
+    theirs = dawid_skene(a, max_iterations=15, tolerance=-1, smoothing=smoothing, confusion_prior=None)
     assert_close(objective.targets, theirs.posterior, atol=1e-7, rtol=0)
     likelihoods = [made.log_likelihood for made in objective.history]
     assert_close(likelihoods, theirs.log_likelihood, rtol=1e-7)
@@ -174,7 +174,7 @@ def test_the_likelihood_never_decreases_with_an_m_step_that_maximises() -> None:
     x, truth = x[:200].double(), truth[:200]
     a = annotate(truth, planted(), 3)
     model = nn.Linear(x.shape[1], C).double()
-    objective = DLEM(C, a.num_annotators, smoothing=0.0).double()
+    objective = DLEM(C, a.num_annotators, smoothing=0.0, confusion_prior=None).double()
     objective.on_train_start(a, lambda: (model(x).detach(), None))
     for epoch in range(1, 9):
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=200, line_search_fn="strong_wolfe")
@@ -271,6 +271,10 @@ def test_targets_are_what_the_aggregation_found(soft: bool) -> None:
         else:
             smoothing = 3 * objective.smoothing  # of a row
             counted = metrics.empirical_confusion(found.posterior, a, smoothing=smoothing)
+            if objective.crowd_prior is not None:
+                weight = metrics.empirical_confusion(found.posterior, a, smoothing=0) * 0 + found.pseudo_counts
+                given = crowdnal.functional.label_counts(found.posterior, a).transpose(1, 2) + objective.smoothing
+                counted = (given + weight) / (given + weight).sum(2, keepdim=True)
             assert_close(objective.confusion(), counted.float(), atol=1e-6, rtol=0)
 
 

@@ -115,9 +115,9 @@ def test_a_method_of_another_package_trains_by_the_command(tmp_path: Path) -> No
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     annotators = small_run.read(tmp_path / "out" / "annotators.csv")
-    reliability = {float(value) for value in annotators["reliability"] if value}
-    assert len(annotators) == len(small_run.WORKERS) and len(reliability) == 1
-    assert abs(reliability.pop() - (1 - 0.3 + 0.3 / 3)) > 0.01  # it learnt the rate
+    spammer = {float(value) for value in annotators["spammer_score"] if value}
+    assert len(annotators) == len(small_run.WORKERS) and len(spammer) == 1
+    assert abs(spammer.pop() - (1 - 0.3) ** 2) > 0.01  # it learnt the rate
     labels = small_run.read(tmp_path / "out" / "labels.csv")
     assert len(labels) >= small_run.N
 

@@ -7,10 +7,11 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from crowdnal.aggregation.em import Prior
 from crowdnal.data import Annotations
 from crowdnal.functional import label_counts
 from crowdnal.functional.segments import annotation_weight
-from crowdnal.objectives._bases.closed_form import ClosedFormObjective, KnownOptions
+from crowdnal.objectives._bases.closed_form import BeforehandOptions, ClosedFormObjective
 from crowdnal.objectives._bases.targets import most_probable
 
 
@@ -25,9 +26,9 @@ class AggregateFirst(ClosedFormObjective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        soft: bool = True, smoothing: float = 0.1, **known: Unpack[KnownOptions],
+        soft: bool = True, smoothing: float = 0.1, confusion_prior: Prior = None, **known: Unpack[BeforehandOptions],
     ) -> None:  # fmt: skip
-        super().__init__(num_classes, num_annotators, smoothing=smoothing, **known)
+        super().__init__(num_classes, num_annotators, smoothing=smoothing, confusion_prior=confusion_prior, **known)
         self.soft = soft
 
     def _due(self, epoch: int) -> bool:

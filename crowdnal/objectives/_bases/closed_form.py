@@ -31,11 +31,16 @@ from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
 from crowdnal.objectives._bases.targets import labelled
 
 
-class KnownOptions(ObjectiveOptions, total=False):
-    """What may be known of classes and confusions before training."""
+class BeforehandOptions(ObjectiveOptions, total=False):
+    """What may be known of classes and confusions before training, the prior excepted."""
 
     gold: Any
     initial_confusion: Tensor | None
+
+
+class KnownOptions(BeforehandOptions, total=False):
+    """What may be known of classes and confusions before training."""
+
     confusion_prior: Prior
 
 
