@@ -40,7 +40,9 @@ def main() -> None:
     truth, labels = crowd(max(1, arguments.annotations // PER_ITEM))
     others = OtherProcesses()
     options = {"max_iterations": arguments.iterations, "tolerance": -1.0}
-    result, ours = measure(lambda: crowdnal.dawid_skene(labels, **options), arguments.iterations, 3)
+    result, ours = measure(
+        lambda: crowdnal.dawid_skene(labels, confusion_prior=None, **options), arguments.iterations, 3
+    )
     data, seconds = {"annotations": labels.num_annotations, "items": len(labels)}, ours["seconds"]
     data |= {"annotators": labels.num_annotators, "classes": CLASSES, "iterations": arguments.iterations}
     report: dict[str, Any] = {"benchmark": "dawid_skene", **data, "machine": describe(), "crowdnal": ours}

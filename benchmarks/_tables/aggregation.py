@@ -50,7 +50,9 @@ def run(root: Path, seeds: int, quick: bool) -> list[Row]:
             rows.append(row(TABLE, label, name, "accuracy", None, [accuracy]))
         for iterations in ITERATIONS[:2] if quick else ITERATIONS:
             if with_crowdkit:
-                ours = crowdnal.dawid_skene(annotations, max_iterations=iterations, tolerance=-1).posterior
+                ours = crowdnal.dawid_skene(
+                    annotations, max_iterations=iterations, tolerance=-1, confusion_prior=None
+                ).posterior
                 gap = float((ours - crowdkit_posterior(annotations, iterations)).abs().max())
                 setting = f"{name}, {iterations} iteration{'s' * (iterations > 1)}"
                 rows.append(row(TABLE, "dawid-skene", setting, "largest_difference", None, [gap]))

@@ -1,0 +1,210 @@
+"""Whether a default falls below the votes: every aggregator and objective, as it is, on crowds it was not chosen on.
+
+    CROWDNAL_DATA=DIR python benchmarks/robust.py labels|training [--seeds 5] [--methods NAMES] [--crowds NAMES]
+                                                  [--json FILE]
+
+``labels``: accuracy of aggregated labels; ``training``: of a network on test items at the last epoch, where the one
+trained on majority votes is the measure, and all have its schedule (Adam 1e-3 for everything). Each number is the
+difference to the votes, in the mean of the seeds; below the table the mean over all crowds, the worst, and the share of
+crowds on which a method is more than a point below. Public sets are of ``CROWDNAL_DATA``; simulated ones need nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from _tables import aggregation, music
+from _tables.labelme import label_data
+from _tables.training import CLEAN, Data, Network, Recipe, train
+from torch import Tensor, nn
+
+import crowdnal
+from crowdnal import Annotations, aggregate, metrics, simulation
+from crowdnal.aggregation import AGGREGATORS, check_method
+from crowdnal.objectives import OBJECTIVES
+
+LABEL_SETS = ("weather", "web", "product", "polarity", "trec", "rte", "temporal", "bluebirds", "dog", "face")
+TRAINING_SETS = ("labelme", "music", "product_pairs")
+VOTES = "majority-vote"
+LEFT_OUT = {"kos": "two classes", "label-model": "an optional library", "lia-ml": "many tags an item"}
+SLOW = ("mmce", "glad")  # hundreds of times as long as the others: by name alone
+
+# name: classes, items, annotators, labels an item, accuracy from and to, kind
+SIMULATED: dict[str, tuple[int, int, int, int, float, float, str]] = {
+    "good, 2 classes": (2, 400, 40, 3, 0.7, 0.95, "even"),
+    "poor, 2 classes": (2, 400, 40, 3, 0.4, 0.7, "even"),
+    "one label each": (4, 300, 900, 3, 0.5, 0.9, "even"),
+    "one label an item": (4, 400, 20, 1, 0.6, 0.9, "even"),
+    "poor, 5 classes": (5, 500, 25, 5, 0.4, 0.7, "even"),
+    "20 classes": (20, 600, 40, 3, 0.5, 0.95, "even"),
+    "uneven classes": (4, 500, 50, 3, 0.6, 0.95, "uneven"),
+    "spammers": (4, 500, 30, 5, 0.6, 0.95, "spammers"),
+    "adversaries": (3, 500, 30, 5, 0.6, 0.95, "adversaries"),
+    "copies": (4, 500, 20, 5, 0.6, 0.9, "copies"),
+    "common confusion": (4, 500, 40, 3, 0.6, 0.9, "common"),
+}
+
+
+def simulated(name: str, seed: int) -> tuple[Tensor, Annotations, Tensor, Tensor, Tensor]:
+    """Features ``[N, 16]``, annotations, classes ``[N]``; features and classes of as many test items."""
+    classes, items, annotators, per_item, low, high, kind = SIMULATED[name]
+    generator = torch.Generator().manual_seed(seed)
+    share = torch.ones(classes) if kind != "uneven" else 2.0 ** -torch.arange(classes)
+    truth = torch.multinomial(share, 2 * items, replacement=True, generator=generator)
+    centers = 2.2 * nn.functional.normalize(torch.randn(classes, 16, generator=generator), dim=1)
+    x = centers[truth] + torch.randn(2 * items, 16, generator=generator)
+    rates = low + (high - low) * torch.rand(annotators, generator=generator)
+    confusions = simulation.symmetric_confusions(annotators, classes, rates)
+    some = torch.rand(annotators, generator=generator) < 0.25
+    if kind == "spammers":
+        confusions[some] = 1 / classes
+    if kind == "adversaries":
+        confusions[some] = simulation.symmetric_confusions(int(some.sum()), classes, 0.1)
+    if kind == "common":
+        confusions = 0.65 * confusions + 0.35 * torch.eye(classes).to(confusions).roll(1, 1)
+    annotations = simulation.simulate(truth[:items], confusions, annotations_per_item=per_item, seed=seed)
+    if kind == "copies":
+        dense = annotations.to_dense(missing=-1)
+        dense[:, 1:4] = torch.where(dense[:, 1:4] >= 0, dense[:, :1], -1)
+        annotations = Annotations.from_dense(dense, num_classes=classes)
+    return x[:items], annotations, truth[:items], x[items:], truth[items:]
+
+
+def label_crowds(root: Path | None, wanted: list[str] | None, seeds: int) -> Iterator[tuple[str, list]]:
+    """Names, and annotations with known classes for each seed."""
+    for name in LABEL_SETS if root else ():
+        if wanted is None or name in wanted:
+            yield name, [aggregation.read(root, name)]
+    for name in SIMULATED:
+        if wanted is None or name in wanted:
+            yield name, [simulated(name, seed)[1:3] for seed in range(seeds)]
+
+
+def labels(root: Path | None, methods: list[str], crowds: list[str] | None, seeds: int) -> dict[str, dict[str, float]]:
+    """Difference of each method's accuracy to the votes', by crowd."""
+    found: dict[str, dict[str, float]] = {}
+    for crowd, drawn in label_crowds(root, crowds, seeds):
+        voted = [_right(aggregate(a, VOTES), truth) for a, truth in drawn]
+        for method in methods:
+            accuracies = [_right(aggregate(a, method), truth) for a, truth in drawn]
+            _tell(found, method, crowd, accuracies, voted)
+    return found
+
+
+def _right(posterior: Tensor, truth: Tensor) -> float:
+    return metrics.accuracy(posterior[truth >= 0], truth[truth >= 0])
+
+
+def training_crowds(root: Path | None, wanted: list[str] | None) -> Iterator[tuple[str, Callable[[int], Data]]]:
+    """Names, and the data of each seed."""
+    readers = {"labelme": _labelme, "music": music.read, "product_pairs": _product_pairs}
+    for name in TRAINING_SETS if root else ():
+        if root and (wanted is None or name in wanted):
+            data = readers[name](root)
+            yield name, lambda seed, data=data: data
+    for name in SIMULATED:
+        if wanted is None or name in wanted:
+            yield name, lambda seed, name=name: _drawn(name, seed)
+
+
+def _drawn(name: str, seed: int) -> Data:
+    x, annotations, truth, x_test, test = simulated(name, seed)
+    return Data(x, annotations, truth, x_test, test)
+
+
+def _labelme(root: Path) -> Data:
+    folder = root / "labelme"
+    vgg = {s: torch.from_numpy(np.load(folder / f"vgg16_avg_{s}.npy")).flatten(1) for s in ("train", "test")}
+    return label_data(folder, vgg)
+
+
+def _product_pairs(root: Path) -> Data:
+    features = np.load(root / "product_pairs" / "features.npz")
+    x, x_test = (torch.from_numpy(features[s]).float() for s in ("train", "test"))
+    annotations = Annotations.from_long(
+        root / "product_pairs" / "annotations.csv", items=[str(i) for i in range(len(x))], classes=["0", "1"]
+    )
+    truth, test = (torch.from_numpy(features[f"{s}_truth"]).long() for s in ("train", "test"))
+    return Data(x, annotations, truth, x_test, test)
+
+
+def training(
+    root: Path | None, methods: list[str], crowds: list[str] | None, seeds: int
+) -> dict[str, dict[str, float]]:
+    """Difference of each objective's test accuracy to that of majority votes, by crowd."""
+    found: dict[str, dict[str, float]] = {}
+    for crowd, data_of in training_crowds(root, crowds):
+        drawn = [data_of(seed) for seed in range(seeds)]
+        dim, classes = drawn[0].x.shape[1], drawn[0].annotations.num_classes
+        epochs = 15 if len(drawn[0].x) > 3000 else 40
+
+        def net(dim: int = dim, classes: int = classes) -> nn.Module:
+            body = nn.Sequential(nn.Dropout(0.2), nn.Linear(dim, 64), nn.ReLU())
+            return Network(body, nn.Dropout(0.2), 64, classes)
+
+        recipe = Recipe(net, 64, epochs, lr=1e-3, objective_lr=1e-3, batch_size=32, raw_features=True)
+        run = [(seed, data) for seed, data in enumerate(drawn)]
+        last = "accuracy_last"
+        voted = [train(data, VOTES, {}, recipe, seed, heldout=False)[last] for seed, data in run]
+        for method in methods:
+            accuracies = [train(data, method, {}, recipe, seed, heldout=False)[last] for seed, data in run]
+            _tell(found, method, crowd, accuracies, voted)
+    return found
+
+
+def _tell(found: dict, method: str, crowd: str, accuracies: list[float], voted: list[float]) -> None:
+    ahead = statistics.fmean(accuracies) - statistics.fmean(voted)
+    found.setdefault(method, {})[crowd] = ahead
+    print(f"{crowd:20} {method:24} {statistics.fmean(accuracies):.3f} {ahead:+.3f}", file=sys.stderr, flush=True)
+
+
+def table(found: dict[str, dict[str, float]]) -> str:
+    """As Markdown, a row for each method, the best mean first."""
+    crowds = list(next(iter(found.values())))
+    rows = [f"| method | mean | worst | below -.01 | {' | '.join(crowds)} |", "| --- " * (len(crowds) + 4) + "|"]
+    for method, ahead in sorted(found.items(), key=lambda entry: -statistics.fmean(entry[1].values())):
+        values = list(ahead.values())
+        below = sum(value < -0.01 for value in values)
+        cells = " | ".join(f"{1000 * value:+.0f}" for value in values)
+        mean, worst = 1000 * statistics.fmean(values), 1000 * min(values)
+        rows.append(f"| {method} | {mean:+.1f} | {worst:+.0f} | {below}/{len(values)} | {cells} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("labels", "training"))
+    parser.add_argument("--data", help="folder of the data sets (default: CROWDNAL_DATA; without, simulated ones only)")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--methods", nargs="+", metavar="NAME")
+    parser.add_argument("--crowds", nargs="+", metavar="NAME")
+    parser.add_argument("--json", type=Path, help="write the differences here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    given = arguments.data or os.environ.get("CROWDNAL_DATA")
+    if arguments.what == "labels":
+        methods = arguments.methods or [name for name in AGGREGATORS if name not in (*LEFT_OUT, *SLOW)]
+        for method in methods:
+            check_method(method)
+    else:
+        methods = arguments.methods or [CLEAN, *(name for name in OBJECTIVES if name not in LEFT_OUT)]
+    run = labels if arguments.what == "labels" else training
+    found = run(Path(given) if given else None, methods, arguments.crowds, arguments.seeds)
+    print(f"Thousandths ahead of the votes, means of {arguments.seeds} seeds; crowdnal {crowdnal.__version__}\n")
+    print(table(found))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
