@@ -11,6 +11,7 @@
 #include <exception>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "common/half.h"
@@ -75,15 +76,31 @@ inline ScalarType compute_type(ScalarType type) {
 }
 inline bool is_half(const Tensor& tensor) { return compute_type(tensor.scalar_type()) != tensor.scalar_type(); }
 
-// A tensor of the given dtype and sizes, contiguous.
-inline Tensor check_stored(const Tensor& values, const char* name, ScalarType type,
-                           std::initializer_list<int64_t> sizes) {
+// Whether it can be computed with. `name`: what to call it.
+inline void check_floating(const Tensor& tensor, const char* name) {
+  const ScalarType type = compute_type(tensor.scalar_type());
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, "crowdnal: ", name,
+                  " must be float32 or float64 (matrices also float16 or bfloat16); convert it first");
+}
+
+// A tensor of the given dtype and sizes.
+inline void check_like(const Tensor& values, const char* name, ScalarType type, std::initializer_list<int64_t> sizes) {
   STD_TORCH_CHECK(values.scalar_type() == type, "crowdnal: ", name,
                   " must have the dtype of the matrices (float32 beside float16 and bfloat16)");
   bool same = values.dim() == static_cast<int64_t>(sizes.size());
   int64_t d = 0;
   for (int64_t size : sizes) same = same && values.size(d++) == size;
-  STD_TORCH_CHECK(same, "crowdnal: ", name, " has the wrong shape");
+  if (!same) {
+    std::string wanted;
+    for (int64_t size : sizes) wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
+    STD_TORCH_CHECK(false, "crowdnal: ", name, " has the wrong shape, expected [", wanted, "]");
+  }
+}
+
+// The same, contiguous.
+inline Tensor check_stored(const Tensor& values, const char* name, ScalarType type,
+                           std::initializer_list<int64_t> sizes) {
+  check_like(values, name, type, sizes);
   return packed(values, name);
 }
 
@@ -95,6 +112,7 @@ inline Tensor check_values(const Tensor& values, const char* name, const Tensor&
 
 // Of a confusion [R, rows, cols].
 inline Shape shape_of(const Tensor& confusion) {
+  check_floating(confusion, "confusion");
   STD_TORCH_CHECK(confusion.dim() == 3 && confusion.size(1) > 0 && confusion.size(2) > 0,
                   "crowdnal: confusion must have 3 dimensions, with at least one class and one label");
   STD_TORCH_CHECK(fits({confusion.size(0), confusion.size(1), confusion.size(2)}), "crowdnal: confusion is too large");
@@ -116,6 +134,7 @@ inline Shape check_sizes(int64_t num_annotators, int64_t rows, int64_t cols, con
 
 // Of a competence [R, classes, labels, latents].
 inline void check_competence(const Tensor& competence) {
+  check_floating(competence, "competence");
   STD_TORCH_CHECK(competence.dim() == 4 && competence.size(1) > 0 && competence.size(2) > 0 && competence.size(3) > 0,
                   "crowdnal: competence must have 4 dimensions, with at least one class, one label and one latent");
   STD_TORCH_CHECK(fits({competence.size(0), competence.size(1), competence.size(2), competence.size(3)}),

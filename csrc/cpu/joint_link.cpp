@@ -80,10 +80,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
   return {loss, nll, posterior, log_norm};
 }
 
-std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor&,
-                                                  const Tensor& confusion, OptionalTensor weight, const Tensor& indptr,
-                                                  const Tensor& item, const Tensor& annotator, const Tensor& order,
-                                                  const Tensor& label, const Tensor& posterior, OptionalTensor log_norm,
+std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
+                                                  const Tensor& log_prior, const Tensor& confusion,
+                                                  OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                  const Tensor& posterior, OptionalTensor log_norm,
                                                   int64_t normalization, bool mean, bool need_log_prior,
                                                   bool need_confusion) {
   const Tensor stored = check_confusion(confusion);
@@ -93,6 +94,7 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  check_like(log_prior, "log_prior", a.scalar_type(), {view.num_items, shape.cols});
   const Tensor s = check_values(posterior, "posterior", a, {view.num_items, shape.cols});
   if (log_norm) log_norm = check_values(*log_norm, "log_norm", a, {most_runs(view, shape, kind), shape.cols});
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});

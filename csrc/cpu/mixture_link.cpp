@@ -175,18 +175,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
   return {loss, nll, posterior, log_norm};
 }
 
-std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor&,
-                                                    const Tensor& confusion, OptionalTensor weight,
-                                                    const Tensor& indptr, const Tensor& item, const Tensor& annotator,
-                                                    const Tensor& order, const Tensor& label, const Tensor& posterior,
-                                                    OptionalTensor log_norm, int64_t normalization, bool mean,
-                                                    bool need_log_probs, bool need_confusion) {
+std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
+                                                    const Tensor& log_probs, const Tensor& confusion,
+                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                    const Tensor& posterior, OptionalTensor log_norm,
+                                                    int64_t normalization, bool mean, bool need_log_probs,
+                                                    bool need_confusion) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
   const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, need_confusion);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  check_like(log_probs, "log_probs", a.scalar_type(), {view.num_items, shape.cols});
   const Tensor r = check_values(posterior, "posterior", a, {view.nnz, shape.cols});
   const auto kind = check_normalization(normalization);
   const int64_t most_runs = kind == Normalization::kNone ? 0 : std::min(view.nnz, shape.num_annotators);

@@ -35,6 +35,7 @@ Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor
                        const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
                        int64_t num_labels) {
   STD_TORCH_CHECK(values.dim() == 2, "crowdnal: values must have 2 dimensions");
+  check_floating(values, "values");
   Op op(values);
   const Shape shape = check_sizes(num_annotators, num_labels, values.size(1), "num_labels");
   const Index index = op.index(indptr, item, annotator, order);

@@ -40,6 +40,7 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
   const auto kind = check_normalization(normalization);
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);
+  check_like(log_probs, "log_probs", compute_type(confusion.scalar_type()), {index.num_items, shape.cols});
   Tensor dlog_probs = op.empty({need_log_probs ? index.num_items : 0, shape.cols});
   Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   dispatch_stored(confusion, [&](auto zero) {

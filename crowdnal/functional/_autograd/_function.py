@@ -50,7 +50,7 @@ class OpFunction(Function):
         op = cls.op
 
         def forward(*inputs: Any) -> Any:
-            return _call(op.overload, *inputs)
+            return _call(op, *inputs)
 
         def record(ctx: Any, *inputs: Any) -> Any:
             output = forward(*inputs)
@@ -122,12 +122,20 @@ def _refuse_nested_forward_mode() -> None:
         )
 
 
-def _call(op: Any, *args: Any) -> Any:
-    """A raw op from inside an `OpFunction`, past the Python autograd kernel that is there for direct callers."""
-    if torch._C._are_functorch_transforms_active():
-        return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)
+def _call(op: Op, *args: Any) -> Any:
+    """A raw op from inside an `OpFunction`, past the Python autograd kernel that is there for direct callers.
+
+    What it refuses without a name of ours (None for a tensor, which no kernel sees) is said again by name.
+    """
+    try:
+        if torch._C._are_functorch_transforms_active():
+            return op.overload(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.overload(*args)
+    except RuntimeError as error:
+        if "crowdnal: " not in str(error):
+            op.refuse(args)
+        raise
 
 
 def index_of(annotations: Annotations) -> Index:
