@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.options import typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation.em import (
     FLOOR,
@@ -48,6 +49,7 @@ class DawidSkeneResult(AggregationResult):
     converged: bool
 
 
+@typed
 @torch.no_grad()
 def dawid_skene(
     annotations: Annotations,

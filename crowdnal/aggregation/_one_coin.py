@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.options import typed
 from crowdnal.aggregation._dawid_skene import DawidSkeneResult, EMState, run
 from crowdnal.aggregation.em import FLOOR
 from crowdnal.data import Annotations
 
 
+@typed
 @torch.no_grad()
 def one_coin(
     annotations: Annotations,

@@ -23,7 +23,9 @@ def case(rng: random.Random) -> Case:
     """Two of three malformed."""
     name = rng.choice([*ALL, "select"])
     scale = 1.0 if rng.random() < 0.7 else 10.0 ** rng.randint(0, 4)
-    sizes = [rng.choice(choice) for choice in ((0, 1, 2, 9), (1, 2, 7), (1, 2, 3, 9, 17, 33), (1, 2, 3, 9, 33), (0, 1, 4))]
+    sizes = [
+        rng.choice(choice) for choice in ((0, 1, 2, 9), (1, 2, 7), (1, 2, 3, 9, 17, 33), (1, 2, 3, 9, 33), (0, 1, 4))
+    ]
     problem = make_problem(*sizes, seed=rng.randrange(2**31), scale=scale)
     if name == "select":
         good: tuple[Any, ...] = (problem.confusion, problem.annotations.annotator)

@@ -169,14 +169,24 @@ def promote_beside(confusion: Tensor, *others: Tensor | None) -> list[Any]:
     return [confusion.double() if wide else confusion, *others]
 
 
+def check_dense(name: str, tensor: Any) -> None:
+    """Raises ValueError unless `tensor` is one of real numbers, not sparse."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
+        raise ValueError(f"{name} is {tensor.layout}, {tensor.dtype}: give a dense tensor of real numbers")
+
+
 def check_shape(name: str, tensor: Tensor, *sizes: int, meaning: str) -> None:
     """Raises ValueError unless `tensor` has exactly these sizes; `meaning` reads like "[num_items, num_classes]"."""
+    check_dense(name, tensor)
     if tuple(tensor.shape) != sizes:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {meaning} = {sizes}")
 
 
 def check_confusion(confusion: Tensor, annotations: Annotations, label_dim: int) -> None:
     """Raises ValueError unless confusion is [R, ., .] with the label set of the annotations on `label_dim`."""
+    check_dense("confusion", confusion)
     if confusion.dim() != 3 or confusion.shape[0] != annotations.num_annotators:
         raise ValueError(
             f"confusion has shape {tuple(confusion.shape)}, but the annotations have "

@@ -75,6 +75,7 @@ class CMM(GroupedObjective):
         check_choice(Grouped, grouped=grouped)
         check_choice(Gate, gate=gate)
         check_integer(1, num_groups=num_groups, max_rounds=max_rounds)
+        check_integer(0, seed=seed)
         check_amount(smoothing=smoothing, tolerance=tolerance)
         if training == "em":
             self.require_square("CMM(training='em')")
