@@ -256,3 +256,6 @@ class Objective(nn.Module):
         for parameter in self.parameters():
             dtype = torch.promote_types(dtype, parameter.dtype)
         return Batch(logits.to(dtype), annotations, features, annotations.weight, self.reduction)
+
+
+Objective.__signature__ = full_signature(Objective)  # not that of `__new__`
