@@ -36,6 +36,7 @@ inline Tensor packed(const Tensor& tensor, const char* name) {
 
 // The length of a tensor of one dimension.
 inline int64_t length(const Tensor& tensor, const char* name) {
+  STD_TORCH_CHECK(tensor.defined(), "crowdnal: ", name, " must be a tensor, got None");
   STD_TORCH_CHECK(tensor.dim() == 1, "crowdnal: ", name, " must have 1 dimension, got ", tensor.dim());
   return tensor.size(0);
 }
@@ -65,6 +66,7 @@ inline bool fits(std::initializer_list<int64_t> sizes) {
 
 // An int64 tensor [size], contiguous.
 inline Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
+  STD_TORCH_CHECK(tensor.defined(), "crowdnal: ", name, " must be a tensor, got None");
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long, "crowdnal: ", name, " must be int64");
   STD_TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, "crowdnal: ", name, " must have shape [", size, "]");
   return packed(tensor, name);
@@ -78,6 +80,7 @@ inline bool is_half(const Tensor& tensor) { return compute_type(tensor.scalar_ty
 
 // Whether it can be computed with. `name`: what to call it.
 inline void check_floating(const Tensor& tensor, const char* name) {
+  STD_TORCH_CHECK(tensor.defined(), "crowdnal: ", name, " must be a tensor, got None");
   const ScalarType type = compute_type(tensor.scalar_type());
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, "crowdnal: ", name,
                   " must be float32 or float64 (matrices also float16 or bfloat16); convert it first");
@@ -85,6 +88,7 @@ inline void check_floating(const Tensor& tensor, const char* name) {
 
 // A tensor of the given dtype and sizes.
 inline void check_like(const Tensor& values, const char* name, ScalarType type, std::initializer_list<int64_t> sizes) {
+  STD_TORCH_CHECK(values.defined(), "crowdnal: ", name, " must be a tensor, got None");
   STD_TORCH_CHECK(values.scalar_type() == type, "crowdnal: ", name,
                   " must have the dtype of the matrices (float32 beside float16 and bfloat16)");
   bool same = values.dim() == static_cast<int64_t>(sizes.size());
