@@ -31,7 +31,7 @@ CROWDS = {
 
 
 def posterior(method: str, a: Annotations) -> torch.Tensor:
-    options = {"num_clusters": 1} if method == "worker_clustering" else {"max_iterations": 10}
+    options = {"worker_clustering": {"num_clusters": 1}, "mmce": {"max_iterations": 3}}.get(method, {})
     found = getattr(aggregation, method)(a, **options).posterior
     assert bool((found >= 0).all()) and bool(((found.sum(1) - 1).abs() < 1e-9).all())
     return found
