@@ -89,7 +89,7 @@ def main() -> int:
             runs += 1
             if not small_run.same_weights(out, whole[name]):
                 wrong.append(f"run {runs} ({name})")
-            print(f"{kills} kills in {runs} runs", flush=True)
+            print(f"{kills} kills in {runs} runs, {len(wrong)} differ", flush=True)
     print(f"{kills} kills in {runs} runs; not as without: {', '.join(wrong) or 'none'}")
     return int(bool(wrong))
 
