@@ -6,6 +6,7 @@ import argparse
 import csv
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import MISSING
 from pathlib import Path
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words after ``crowdnal``; default those of the process.
 
     Returns:
-        Exit status: 0 done, 2 the user must fix something (one line on standard error says what), 130 interrupted.
+        Exit status: 0 done, 2 the user must fix something (one line on standard error says what), 130 interrupted
+        (SIGINT), 143 terminated (SIGTERM).
     """
     parser = _parser()
     words = sys.argv[1:] if arguments is None else arguments
@@ -51,6 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command is None:
         parser.print_help()
         return 0
+    stopped = [signal.SIGINT]
+
+    def terminate(*_: Any) -> None:
+        stopped[0] = signal.SIGTERM
+        raise KeyboardInterrupt
+
+    catches = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if catches else None
     try:
         return int(chosen.call(chosen))
     except (InputError, OSError, ImportError) as error:
@@ -58,9 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except Interrupted as stop:
         print(f"\ncrowdnal: {stop}", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + stopped[0]
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return 128 + stopped[0]
+    finally:
+        if catches:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _one_line(error: BaseException) -> str:

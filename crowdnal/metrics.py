@@ -169,6 +169,7 @@ def spammer_score(confusion: Tensor) -> Tensor:
     classes, labels = confusion.shape[1:]
     share, rest = divmod(classes, labels)
     largest = classes**2 - (labels - rest) * share**2 - rest * (share + 1) ** 2
+    confusion = confusion if confusion.is_floating_point() else confusion.float()
     spread = confusion - confusion.mean(1, keepdim=True)
     return (classes * spread.square().sum((1, 2)) / max(largest, 1)).clamp(0, 1)
 
@@ -244,6 +245,9 @@ def reliability_correlation(truth: Tensor, estimate: Tensor) -> float:
     Returns:
         NaN where it is not defined: one annotator, or all equal.
     """
+    for name, value in (("truth", truth), ("estimate", estimate)):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(value).__name__}: torch.as_tensor makes one")
     both = [reliability(x) if x.ndim == 3 else x for x in (truth.detach(), estimate.detach())]
     if both[0].ndim != 1 or both[0].shape != both[1].shape:
         raise ValueError(
@@ -279,12 +283,17 @@ def _check_classes(truth: Tensor, classes: int) -> None:
 
 def _check_pair(confusion: Tensor, estimate: Tensor) -> None:
     _check_confusion(confusion)
-    if estimate.shape != confusion.shape:
-        raise ValueError(f"estimate must be {list(confusion.shape)} as confusion is, got {list(estimate.shape)}")
+    if not isinstance(estimate, Tensor) or estimate.shape != confusion.shape:
+        raise ValueError(
+            f"estimate must be {list(confusion.shape)} as confusion is, got "
+            f"{list(estimate.shape) if isinstance(estimate, Tensor) else type(estimate).__name__}"
+        )
     _check_confusion(estimate, "estimate")
 
 
 def _check_confusion(confusion: Tensor, name: str = "confusion") -> None:
+    if not isinstance(confusion, Tensor):
+        raise ValueError(f"{name} must be a tensor [R, C, K], got {type(confusion).__name__}: use torch.as_tensor")
     if confusion.ndim != 3 or 0 in confusion.shape[1:]:
         raise ValueError(
             f"{name} must be [R, C, K], true class before label, got {list(confusion.shape)}; "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crowdnal._utils.options import check_integer
+from crowdnal._utils.options import check_integer, typed
 from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation.em import AggregationResult, check_options, weights_of
 from crowdnal.data import Annotations
@@ -49,6 +49,8 @@ class BWAResult(AggregationResult):
     converged: bool
 
 
+@typed
+@torch.no_grad()
 def ibcc(
     annotations: Annotations,
     *,
@@ -80,6 +82,8 @@ def ibcc(
     return model.run(model.votes, max_iterations, tolerance)
 
 
+@typed
+@torch.no_grad()
 def ebcc(
     annotations: Annotations,
     *,
@@ -204,6 +208,7 @@ def _log_beta(concentration: Tensor, dim: int) -> Tensor:
     return concentration.lgamma().sum(dim) - concentration.sum(dim).lgamma()
 
 
+@typed
 @torch.no_grad()
 def bwa(
     annotations: Annotations,

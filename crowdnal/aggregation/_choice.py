@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crowdnal._utils.options import check_amount, check_integer
+from crowdnal._utils.options import check_amount, check_integer, typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._bayesian import ibcc
 from crowdnal.aggregation._dawid_skene import dawid_skene
@@ -72,6 +72,7 @@ CANDIDATES: dict[str, Callable[[Annotations], tuple[Tensor, Tensor]]] = {
 """What :func:`choose` chooses among: posterior ``[N, C]`` and confusions ``[R, C, K]`` from annotations."""
 
 
+@typed
 @torch.no_grad()
 def choose(annotations: Annotations, *, folds: int = 5, margin: float = 2.0, seed: int = 0) -> Choice:
     """The method whose model foresees held-out labels best, or the votes where none does so clearly better than they.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from crowdnal._utils.options import typed
 from crowdnal.aggregation.common_confusion import CommonConfusionEM, Omega
 from crowdnal.aggregation.em import AggregationResult, iterate
 from crowdnal.data import Annotations
@@ -35,6 +36,7 @@ class CoNALEMResult(AggregationResult):
     converged: bool
 
 
+@typed
 @torch.no_grad()
 def conal_em(
     annotations: Annotations,

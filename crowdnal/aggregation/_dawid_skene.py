@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.options import typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation.em import (
     FLOOR,
@@ -54,6 +55,7 @@ class DawidSkeneResult(AggregationResult):
     pseudo_counts: Tensor | None = None
 
 
+@typed
 @torch.no_grad()
 def dawid_skene(
     annotations: Annotations,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crowdnal._utils.options import check_integer
+from crowdnal._utils.options import check_integer, typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation.em import (
@@ -54,6 +54,7 @@ class FeatureEMResult(AggregationResult):
     log_likelihood: list[float]
 
 
+@typed
 @torch.no_grad()
 def feature_em(
     features: Tensor,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.options import typed
 from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation.em import AggregationResult, check_options, iterate, possible, weights_of
 from crowdnal.data import Annotations, as_gold
@@ -32,6 +33,7 @@ class MMCEResult(AggregationResult):
     converged: bool
 
 
+@typed
 @torch.no_grad()
 def mmce(
     annotations: Annotations,
@@ -113,6 +115,8 @@ class _Model:
 
     def maximise(self, steps: int) -> None:
         """σ and τ given the posterior."""
+        if self.competence.numel() + self.difficulty.numel() == 0:
+            return
         with torch.enable_grad():
             parameters = [self.competence.clone().requires_grad_(), self.difficulty.clone().requires_grad_()]
             optimizer = torch.optim.LBFGS(parameters, max_iter=steps, line_search_fn="strong_wolfe")

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.options import typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._dawid_skene import DawidSkeneResult, EMState, run
 from crowdnal.aggregation.em import FLOOR, STRENGTHS
 from crowdnal.data import Annotations
 
 
+@typed
 @torch.no_grad()
 def one_coin(
     annotations: Annotations,

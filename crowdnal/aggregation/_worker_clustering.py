@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.options import typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation.clustering import farthest_first_clusters
 from crowdnal.aggregation.em import FLOOR, AggregationResult, check_options, iterate, possible, weights_of
@@ -42,6 +43,7 @@ class WorkerClusteringResult(AggregationResult):
         return torch.einsum("rm,mck->rck", self.membership, self.clusters)
 
 
+@typed
 @torch.no_grad()
 def worker_clustering(
     annotations: Annotations,

@@ -56,7 +56,11 @@ def read_delimited(
             if fixed is not dialect:
                 return read_delimited(text, fixed, names, wanted, headed=headed, progress=progress)
             _refuse_long_rows(text, dialect, len(names))
-            columns, lines = _parse(text, dialect, len(names), places, headed, progress, lenient=True)
+            try:
+                columns, lines = _parse(text, dialect, len(names), places, headed, progress, lenient=True)
+            except (csv.Error, ValueError) as error:
+                said = str(error).strip()
+                raise ValueError(f"{text.path}: its rows cannot be told apart ({said}): close every quote") from None
     *columns, beyond = columns
     if (beyond.codes >= 0).any():
         _refuse_long_rows(text, dialect, len(names))

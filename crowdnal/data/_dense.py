@@ -15,6 +15,9 @@ from crowdnal.data._fields import Fields
 from crowdnal.data._labels import USUAL, drop_missing, encode, markers, numbers
 from crowdnal.data._vocabulary import Ids, Vocabulary, distinct, is_number
 
+_MOST_CLASSES = 2**24
+"""Each gets an id."""
+
 
 class Matrix(NamedTuple):
     """A matrix ``[N, R]`` as a tensor of numbers or as a column of all cells, row by row, and the ids it comes with."""
@@ -53,8 +56,8 @@ def _of_array(table: Any) -> Matrix:
         raise ValueError(f"matrix must be [N, R], one row per item, got shape {list(table.shape)}")
     shape = int(table.shape[0]), int(table.shape[1])
     if isinstance(table, Tensor):
-        if table.is_complex():
-            raise ValueError(f"matrix must hold labels, got {table.dtype}")
+        if table.is_complex() or table.is_meta:
+            raise ValueError(f"matrix must hold labels, got {table.dtype} on {table.device}")
         return Matrix(shape, table.detach().to(torch.float64 if table.is_floating_point() else torch.int64), None)
     if table.dtype.kind in "iuf" and not isinstance(table, np.ma.MaskedArray):
         kind = np.float64 if table.dtype.kind == "f" else np.int64
@@ -131,6 +134,8 @@ def read_dense(
             raise ValueError("give num_classes (the labels are 0 to num_classes-1) or classes, not both")
         if not isinstance(num_classes, (int, np.integer)) or isinstance(num_classes, bool) or num_classes < 0:
             raise ValueError(f"num_classes must be an integer, 0 or more; got {num_classes!r}")
+        if num_classes > _MOST_CLASSES:
+            raise ValueError(f"num_classes={num_classes} is more than {_MOST_CLASSES}, for which there can be names")
         missing = -1 if missing is USUAL else missing  # it can be no class
         if matrix.table is not None:
             return _numbered(matrix, matrix.table, int(num_classes), missing, items, annotators)

@@ -33,9 +33,13 @@ def markers(missing: Any) -> list[Any]:
     """One or several markers as a list."""
     if missing is USUAL or missing is None:
         return []
+    out = [missing]
     if not isinstance(missing, (str, bytes)) and hasattr(missing, "__iter__"):
-        return missing.tolist() if hasattr(missing, "tolist") and missing.ndim else list(missing)
-    return [missing]
+        out = missing.tolist() if hasattr(missing, "tolist") and missing.ndim else list(missing)
+    for marker in out:
+        if not isinstance(marker, Hashable):
+            raise ValueError(f"missing={marker!r} is no label that could mean none: give a label, or a list of them")
+    return out
 
 
 def one_or_several(values: Any, name: str) -> tuple[Hashable, ...]:

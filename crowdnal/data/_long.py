@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class _Reading(NamedTuple):
         file = self.table.written
         at = f"{self.table.place(n)}, column {name!r}" if file else f"column {name!r} of {self.table.place(n)}"
         ids = [self.columns.get(column) for column in (self.want.task, self.want.worker)]
-        if ids[0] is None or ids[1] is None:
+        if any(column is None or n >= len(column.codes) for column in ids):
             return at
         task, worker = (c.values[c.codes[n]] if c.codes[n] >= 0 else None for c in ids if c is not None)
         return f"{at} (task {task!r}, worker {worker!r})"
@@ -74,6 +74,10 @@ def read_long(table: Table, want: Long) -> Answers:
     Raises:
         ValueError: naming the column, or the row and the fix.
     """
+    for option in ("task", "worker", "label", "weight"):
+        name = getattr(want, option)
+        if not isinstance(name, Hashable) and not (option == "label" and isinstance(name, Mapping)):
+            raise ValueError(f"{option}={name!r} must be the name of a column")
     reading = _Reading(table, want, {}, {})
     for name in want.columns:
         raw, place = table.column(name), partial(reading.place, name)

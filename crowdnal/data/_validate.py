@@ -127,7 +127,10 @@ def _row(indptr: Tensor, n: int) -> int:
 def integers(values: Any, name: str) -> Tensor:
     """1-d int64 tensor of values that are integers already (whatever their dtype)."""
     if not isinstance(values, Tensor):
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except ValueError:  # lists among the numbers
+            array = np.array([*values, None], dtype=object)[:-1]
         if array.dtype.kind not in "iufb" and array.size:
             i, first = next(
                 ((i, v) for i, v in enumerate(array.ravel().tolist()) if not isinstance(v, (int, float))),

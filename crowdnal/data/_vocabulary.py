@@ -99,6 +99,10 @@ def in_natural_order(values: Iterable[Any]) -> list[Any]:
         return values
 
 
+_MOST = 2**28
+"""As many ids are made of a number at most: each takes 36 bytes."""
+
+
 def distinct(values: Any, name: str) -> tuple[Hashable, ...]:
     """The ids as a tuple of plain Python values, each once; an int n means range(n).
 
@@ -106,6 +110,8 @@ def distinct(values: Any, name: str) -> tuple[Hashable, ...]:
         ValueError: naming what is no list of ids, or the id that occurs twice.
     """
     if isinstance(values, (int, np.integer)) and not isinstance(values, bool):
+        if not 0 <= values <= _MOST:
+            raise ValueError(f"{name}={values} must be 0 to {_MOST}: a list of ids, or how many there are")
         return tuple(range(int(values)))
     if isinstance(values, str):
         raise ValueError(f"{name} is the string {values!r}; give a list of ids, or how many there are")

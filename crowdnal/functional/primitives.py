@@ -11,6 +11,7 @@ from crowdnal.functional._autograd import mix as _mix
 from crowdnal.functional._autograd._function import (
     HALF,
     check_confusion,
+    check_dense,
     check_shape,
     index_of,
     promote,
@@ -95,6 +96,8 @@ def mix_annotators(scores: Tensor, grad: Tensor, annotations: Annotations) -> Te
     Raises:
         ValueError: if the shapes do not fit.
     """
+    check_dense("scores", scores)
+    check_dense("grad", grad)
     if scores.dim() != 2 or grad.dim() != 2:
         raise ValueError(f"scores and grad must be matrices, got {tuple(scores.shape)} and {tuple(grad.shape)}")
     check_shape("scores", scores, annotations.num_items, scores.shape[1], meaning="[num_items, C]")
@@ -105,6 +108,7 @@ def mix_annotators(scores: Tensor, grad: Tensor, annotations: Annotations) -> Te
 
 def segment_sum(values: Tensor, annotations: Annotations) -> Tensor:
     """Sum of values [nnz, D] over each item's annotations: [B, D], in a fixed order."""
+    check_dense("values", values)
     if values.dim() != 2 or values.shape[0] != annotations.num_annotations:
         raise ValueError(f"values has shape {tuple(values.shape)}, expected [{annotations.num_annotations}, D]")
     (values,) = promote(values)
@@ -147,6 +151,7 @@ def label_counts(posterior: Tensor, annotations: Annotations, *, weight: Tensor 
     Raises:
         ValueError: if shapes do not fit.
     """
+    check_dense("posterior", posterior)
     if posterior.dim() != 2 or posterior.shape[0] != annotations.num_items:
         raise ValueError(
             f"posterior has shape {tuple(posterior.shape)}, expected [num_items, C] = ({annotations.num_items}, C)"
@@ -181,6 +186,7 @@ def pair_confusion(difficulty: Tensor, competence: Tensor, annotations: Annotati
     Raises:
         ValueError: if the shapes do not fit.
     """
+    check_dense("competence", competence)
     if competence.dim() != 4 or competence.shape[0] != annotations.num_annotators:
         raise ValueError(
             f"competence has shape {tuple(competence.shape)}, expected [num_annotators, C, num_classes, L] with "

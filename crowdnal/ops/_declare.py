@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal.ops._check import devices, problem
+
 library = torch.library.Library("crowdnal", "DEF")
 
 
@@ -45,18 +47,22 @@ class Op:
         definition: the op in plain PyTorch: fallback and oracle.
         schema: arguments and results, for `torch.library`.
         matrices: names of the arguments that may be in half precision.
+        shapes: sizes of the tensors, by name: a letter each (see `declare`).
+        optional: names of the tensors that may be None.
         arguments: the named tuple of its arguments, or of anything else of which there is one per argument.
         num_tensors: so many of the arguments are tensors (or None); they stand in front of the others.
     """
 
-    def __init__(self, definition: Callable[..., Any], matrices: tuple[str, ...]) -> None:
+    def __init__(self, definition: Callable[..., Any], matrices: tuple[str, ...], shapes: str) -> None:
         self.name, self.definition, self.matrices = definition.__name__, definition, matrices
+        self.shapes = {name: sizes for name, _, sizes in (each.partition(":") for each in shapes.split())}
         self.schema = torch.library.infer_schema(definition, mutates_args=())
         library.define(self.name + self.schema, tags=(torch.Tag.pt2_compliant_tag,))
         given = self.overload._schema.arguments
         fields: Any = namedtuple(f"_{self.name}", [argument.name for argument in given])  # type: ignore[misc]
         self.arguments: Any = type(self.name, (Arguments, fields), {"__slots__": ()})
         tensors = ["Tensor" in str(argument.type) for argument in given]
+        self.optional = frozenset(argument.name for argument in given if "Optional" in str(argument.type))
         self.num_tensors = sum(tensors)
         self._function: Callable[..., Any] = self.overload
         if not all(tensors[: self.num_tensors]):
@@ -72,6 +78,12 @@ class Op:
     def overload(self) -> Any:
         """What is called; looked up each time, so that tests can put another library in its place."""
         return getattr(torch.ops.crowdnal, self.name).default
+
+    def refuse(self, inputs: tuple[Any, ...], *, values: bool = True) -> None:
+        """Raises ValueError if something is wrong with the arguments, naming it; `values`: index tensors are read."""
+        wrong = problem(self, self.arguments(*inputs), values=values)
+        if wrong is not None:
+            raise ValueError(f"crowdnal: {self.name}: {wrong}")
 
     def gradients(self, **of: Tensor | None) -> tuple[Tensor | None, ...]:
         """One per argument: those given, None for the others."""
@@ -95,7 +107,7 @@ OPS: dict[str, Op] = {}
 
 
 def declare(
-    definition: Callable[..., Any], *, matrices: tuple[str, ...] = (), autocast: bool = True
+    definition: Callable[..., Any], *, shapes: str, matrices: tuple[str, ...] = (), autocast: bool = True
 ) -> Callable[[Callable[[Any], Any]], Op]:
     """Defines an op: a decorator of its fake, which gets the named arguments and returns empty results.
 
@@ -103,14 +115,27 @@ def declare(
 
     Args:
         definition: the function of `crowdnal.reference`, typed: its name and its signature are the op's.
+        shapes: such as "scores:BC confusion:RCK", of all tensors but those of `INDEX`. B is the number of items and N
+            that of annotations; R, C, K that of annotators, classes, labels; each letter is one size.
         matrices: arguments that may be in half precision: read as they are stored, while all else is float32 then.
         autocast: to float32, of all but what is read as it is stored.
     """
 
     def define(fake: Callable[[Any], Any]) -> Op:
-        op = OPS[definition.__name__] = Op(definition, matrices)
-        library.impl(op.name, definition, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"crowdnal::{op.name}", lambda *args: fake(op.arguments(*args)), lib=library)
+        op = OPS[definition.__name__] = Op(definition, matrices, shapes)
+
+        def checked(*inputs: Any) -> Any:
+            op.refuse(inputs)
+            return definition(*inputs)
+
+        def checked_fake(*inputs: Any) -> Any:
+            wrong = devices(dict(zip(op.arguments._fields, inputs, strict=False)))
+            if wrong is not None:  # a result would be made of nothing
+                raise ValueError(f"crowdnal: {op.name}: {wrong}")
+            return fake(op.arguments(*inputs))
+
+        library.impl(op.name, checked, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"crowdnal::{op.name}", checked_fake, lib=library)
         for device in ("cpu", "cuda") if autocast else ():
             _register_autocast(op, device)
         return op

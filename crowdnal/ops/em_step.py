@@ -10,7 +10,7 @@ from crowdnal import reference
 from crowdnal.ops._declare import declare
 
 
-@declare(reference.em_step, matrices=("log_confusion",))
+@declare(reference.em_step, shapes="log_prior:1C log_confusion:RKC weight:N", matrices=("log_confusion",))
 def em_step(a: Any) -> tuple[Tensor, ...]:
     """Loss [], posterior [N, C], counts [R, K, C], totals [C]."""
     like, (_, _, classes) = a.log_confusion, a.log_confusion.shape

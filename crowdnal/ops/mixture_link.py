@@ -11,7 +11,7 @@ from crowdnal import reference
 from crowdnal.ops._declare import declare
 
 
-@declare(reference.mixture_link, matrices=("confusion",))
+@declare(reference.mixture_link, shapes="log_probs:BC confusion:RKC weight:N", matrices=("confusion",))
 def mixture_link(a: Any) -> tuple[Tensor, ...]:
     """Loss [], nll [nnz], posterior [nnz, C], log_norm."""
     new, classes = a.log_probs.new_empty, a.confusion.shape[2]
@@ -23,7 +23,11 @@ def num_norms(a: Any) -> Any:
     return 0 if a.normalization == reference.NONE else torch.sym_min(a.nnz, a.confusion.shape[0])
 
 
-@declare(reference.mixture_link_backward, matrices=("confusion",))
+@declare(
+    reference.mixture_link_backward,
+    shapes="grad_loss: grad_nll:N log_probs:BC confusion:RKC weight:N posterior:NC log_norm:MC",
+    matrices=("confusion",),
+)
 def mixture_link_backward(a: Any) -> tuple[Tensor, Tensor]:
     """Gradients of log_probs and confusion; 0 rows where not needed."""
     new, (num_annotators, labels, classes) = a.log_probs.new_empty, a.confusion.shape

@@ -10,7 +10,7 @@ from crowdnal import reference
 from crowdnal.ops._declare import declare
 
 
-@declare(reference.select, matrices=("confusion",), autocast=False)  # which keeps the dtype
+@declare(reference.select, shapes="confusion:RCK", matrices=("confusion",), autocast=False)  # which keeps the dtype
 def select(a: Any) -> Tensor:
     """[T, C, K]."""
     return a.confusion.new_empty(a.annotators.shape[0], *a.confusion.shape[1:])

@@ -10,14 +10,18 @@ from crowdnal import reference
 from crowdnal.ops._declare import declare
 
 
-@declare(reference.softmax_link, matrices=("confusion",))
+@declare(reference.softmax_link, shapes="scores:BC confusion:RCK shared:BK mixing:N weight:N", matrices=("confusion",))
 def softmax_link(a: Any) -> tuple[Tensor, ...]:
     """Loss [], nll [nnz], probs [nnz, K]."""
     new = a.scores.new_empty
     return new(()), new(a.nnz), new(a.nnz, a.confusion.shape[2])
 
 
-@declare(reference.softmax_link_backward, matrices=("confusion",))
+@declare(
+    reference.softmax_link_backward,
+    shapes="grad_loss: grad_nll:N scores:BC confusion:RCK shared:BK mixing:N weight:N probs:NK",
+    matrices=("confusion",),
+)
 def softmax_link_backward(a: Any) -> tuple[Tensor, ...]:
     """Gradients of scores, confusion, shared and mixing; 0 rows where not needed."""
     new, (num_annotators, classes, labels) = a.scores.new_empty, a.confusion.shape

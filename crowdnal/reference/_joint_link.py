@@ -7,6 +7,7 @@ from torch import Tensor
 
 from crowdnal.reference._label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.reference._mixture_link import log_norm as norms_of
+from crowdnal.reference._mixture_link import posterior_of
 from crowdnal.reference._normalization import log_confusion, log_confusion_vjp
 
 
@@ -36,7 +37,7 @@ def item_upstream(
 
 def log_marginal(t: Tensor, indptr: Tensor, mean: bool) -> tuple[Tensor, Tensor, Tensor]:
     """(loss [], nll [B], posterior [B, C]) of the log joint t [B, C] of true class and all labels of an item."""
-    return *reduce_items(-t.logsumexp(dim=1), indptr, mean), torch.softmax(t, dim=1).nan_to_num(0.0)
+    return *reduce_items(-t.logsumexp(dim=1), indptr, mean), posterior_of(t)
 
 
 def joint_link(

@@ -19,12 +19,12 @@ def label_log_likelihood(
 ) -> Tensor:
     """out[i, k] = sum over annotations n of item i of w_n log_confusion[annotator_n, label_n, k]; returns [B, C].
 
-    A weight of 0 adds nothing, also where the row is -inf.
+    A weight of 0 adds nothing, also where the row is not finite.
     """
     rows = widen(log_confusion[annotator, label])
     if weight is not None:
         factor = weight.unsqueeze(1)
-        rows = torch.where((factor == 0) & rows.isneginf(), 0.0, rows) * factor
+        rows = torch.where((factor == 0) & ~rows.isfinite(), 0.0, rows) * factor
     return rows.new_zeros(indptr.shape[0] - 1, rows.shape[1]).index_add(0, item, rows)
 
 

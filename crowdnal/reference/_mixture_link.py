@@ -12,7 +12,13 @@ from crowdnal.reference._terms import reduce, upstream
 def log_sum(t: Tensor, weight: Tensor | None, mean: bool) -> tuple[Tensor, Tensor, Tensor]:
     """(loss [], nll [nnz], posterior [nnz, C]) of the log joint t [nnz, C] of true class and observed label."""
     nll = -t.logsumexp(dim=1)
-    return reduce(nll, weight, mean), nll, torch.softmax(t, dim=1).nan_to_num(0.0)
+    return reduce(nll, weight, mean), nll, posterior_of(t)
+
+
+def posterior_of(t: Tensor) -> Tensor:
+    """softmax of t [N, C]; rows of -inf are 0, while NaN stays NaN."""
+    impossible = t.isneginf().all(dim=1, keepdim=True)
+    return torch.where(impossible, 0.0, torch.softmax(torch.where(impossible, 0.0, t), dim=1))
 
 
 def mixture_link(

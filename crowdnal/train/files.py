@@ -107,10 +107,14 @@ def content_digest(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+ERRORS = "backslashreplace"
+"""What is written of names of files that are no UTF-8."""
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file at once."""
     with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors=ERRORS)
 
 
 def write_json(path: Path, value: Any) -> None:

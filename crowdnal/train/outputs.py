@@ -20,7 +20,7 @@ from crowdnal.aggregation import choose, feature_em
 from crowdnal.data import Annotations
 from crowdnal.objectives import Objective
 from crowdnal.train.data import TrainingData
-from crowdnal.train.files import atomic, write_text
+from crowdnal.train.files import ERRORS, atomic, write_text
 
 MODEL_FILES = ("model.safetensors", "config.json", "objective.safetensors")
 ANNOTATOR_COLUMNS = ("reliability", "reliability_low", "reliability_high", "spammer_score")
@@ -178,7 +178,7 @@ def save_model(
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with atomic(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
+    with atomic(path) as temporary, open(temporary, "w", newline="", encoding="utf-8", errors=ERRORS) as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)

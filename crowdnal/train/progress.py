@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from crowdnal._utils.extras import require
+from crowdnal.train.files import ERRORS
 
 
 class Reporter:
@@ -24,7 +25,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """One line; square brackets are text, not markup."""
-        self.console.print(text, markup=False)
+        self.console.print(text.encode("utf-8", ERRORS).decode(), markup=False)
 
     def table(self, columns: list[str], rows: list[list[str]], title: str | None = None) -> None:
         """A small table, the first column left-aligned and the others right-aligned."""

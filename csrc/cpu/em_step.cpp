@@ -116,11 +116,11 @@ CROWDNAL_CLONES bool run_step(const Step<T>& step, int64_t begin, int64_t end, c
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, const Tensor& log_confusion,
                                                       OptionalTensor weight, const Tensor& indptr,
-                                                      const Tensor& annotator, OptionalTensor /*order*/,
+                                                      const Tensor& annotator, OptionalTensor order,
                                                       const Tensor& label) {
   const Tensor stored = check_confusion(log_confusion);
   const Shape shape = shape_of(stored);
-  const int64_t nnz = annotator.size(0), num_items = indptr.size(0) - 1;
+  const int64_t nnz = length(annotator, "annotator"), num_items = count_items(indptr);
   const Tensor starts = check_long(indptr, "indptr", num_items + 1), who = check_long(annotator, "annotator", nnz),
                labels = check_long(label, "label", nnz);
   const Index index{pointer<int64_t>(starts), nullptr, pointer<int64_t>(who), nullptr, num_items, nnz};
@@ -129,7 +129,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> em_step_op(OptionalTensor log_prior, 
   STD_TORCH_CHECK(good, "crowdnal: indptr must run from 0 to ", nnz, " and must not decrease");
   if (is_half(stored)) check_range(index.annotator, nnz, "annotator", shape.num_annotators);
   const Tensor a = widened(stored, index.annotator, nnz);
-  const bool shared = log_prior && log_prior->size(0) == 1;
+  if (order) {  // not needed here, but wrong is wrong on every device
+    const Tensor sorted = check_long(*order, "order", nnz);
+    check_range(index.annotator, nnz, "annotator", shape.num_annotators);
+    check_order(pointer<int64_t>(sorted), index.annotator, nnz, shape.num_annotators);
+  }
+  const bool shared = log_prior && log_prior->dim() == 2 && log_prior->size(0) == 1;
   if (log_prior) log_prior = check_values(*log_prior, "log_prior", a, {shared ? 1 : num_items, shape.cols});
   STD_TORCH_CHECK(log_prior || shape.rows == shape.cols, "crowdnal: without log_prior the labels must be the classes");
   if (weight) weight = check_values(*weight, "weight", a, {nnz});

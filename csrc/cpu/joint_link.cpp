@@ -18,10 +18,11 @@ void log_rows(const T* confusion, const int64_t* label, const CheckedIndex& inde
                [&](int64_t run, int64_t first, int64_t last) {
                  const T* matrix = confusion + index.view.annotator[index.view.order[first]] * shape.matrix();
                  T* norm = log_norm + run * shape.cols;
-                 log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr);
+                 std::vector<T> far;
+                 log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr, &far);
                  for (int64_t p = first; p < last; ++p) {
                    const int64_t n = index.view.order[p];
-                   log_joint(none.data(), matrix + label[n] * shape.cols, norm, shape.cols, kind,
+                   log_joint(none.data(), matrix + label[n] * shape.cols, norm, far, shape.cols, kind,
                              rows + n * shape.cols);
                  }
                });
@@ -47,10 +48,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
                                                          int64_t normalization, bool mean) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);  // rows = observed labels, cols = classes
-  const auto kind = static_cast<Normalization>(normalization);
+  const auto kind = check_normalization(normalization);
   const bool own_rows = is_normalized(kind);  // log A itself is read where it lies
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         own_rows);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, own_rows);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
@@ -80,20 +80,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
   return {loss, nll, posterior, log_norm};
 }
 
-std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor&,
-                                                  const Tensor& confusion, OptionalTensor weight, const Tensor& indptr,
-                                                  const Tensor& item, const Tensor& annotator, const Tensor& order,
-                                                  const Tensor& label, const Tensor& posterior, OptionalTensor log_norm,
+std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
+                                                  const Tensor& log_prior, const Tensor& confusion,
+                                                  OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                  const Tensor& posterior, OptionalTensor log_norm,
                                                   int64_t normalization, bool mean, bool need_log_prior,
                                                   bool need_confusion) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
-  const auto kind = static_cast<Normalization>(normalization);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         need_confusion);
+  const auto kind = check_normalization(normalization);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, need_confusion);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  check_like(log_prior, "log_prior", a.scalar_type(), {view.num_items, shape.cols});
   const Tensor s = check_values(posterior, "posterior", a, {view.num_items, shape.cols});
   if (log_norm) log_norm = check_values(*log_norm, "log_norm", a, {most_runs(view, shape, kind), shape.cols});
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
@@ -126,7 +127,7 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
     for_each_run(view, index.runs, tasks_per_thread(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
       std::vector<T> own(log_norm ? 0 : shape.cols);
       const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();
-      if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr);
+      if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr);
       through_normalization(matrix, log_norm ? pointer<T>(log_norm) + run * shape.cols : own.data(), grad, y,
                             view.order, first, last, shape.rows, shape.cols, kind, place(run));
     });

@@ -161,8 +161,7 @@ Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weigh
                                const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label) {
   const Tensor stored = check_confusion(log_confusion);
   const Shape shape = shape_of(stored);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         false);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, false);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
@@ -183,11 +182,10 @@ Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor
                        const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
                        int64_t num_labels) {
   STD_TORCH_CHECK(values.dim() == 2, "crowdnal: values must have 2 dimensions");
-  STD_TORCH_CHECK(num_annotators >= 0 && num_labels >= 0,
-                  "crowdnal: num_annotators and num_labels must not be negative");
-  const Shape shape{num_annotators, num_labels, values.size(1)};
-  const CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, indptr.size(0) - 1,
-                                         count_tables(annotator.size(0), shape, kReuse) == 0);
+  check_floating(values, "values");
+  const Shape shape = check_sizes(num_annotators, num_labels, values.size(1), "num_labels");
+  const CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators,
+                                         count_tables(length(annotator, "annotator"), shape, kReuse) == 0);
   const Index& view = index.view;
   const Tensor v = check_values(values, "values", values, {view.num_items, shape.cols});
   const Tensor labels = check_labels(label, view.nnz, num_labels);

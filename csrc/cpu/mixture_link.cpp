@@ -28,11 +28,11 @@ struct MixtureOut {
 
 template <class T>
 void one_row(const MixtureInput<T>& in, const Index& index, const Shape& shape, int64_t n, const T* log_norm,
-             const MixtureOut<T>& out) {
+             const std::vector<T>& far, const MixtureOut<T>& out) {
   const int64_t classes = shape.cols;
   const T* x = in.confusion + index.annotator[n] * shape.matrix() + in.label[n] * classes;
   T* joint = out.posterior + n * classes;
-  log_joint(in.log_probs + index.item[n] * classes, x, log_norm, classes, in.kind, joint);
+  log_joint(in.log_probs + index.item[n] * classes, x, log_norm, far, classes, in.kind, joint);
   out.nll[n] = -softmax_row(joint, classes);
 }
 
@@ -79,7 +79,7 @@ struct PendingRows {
     softmax_rows<T, N>(joint, factors ? factor : nullptr, row, sums, log_sum);
     for (int64_t j = 0; j < count; ++j) {
       if (factors && sums[j] < kTiny) {
-        one_row(in, index, shape, n[j], log_norm[j], out);
+        one_row(in, index, shape, n[j], log_norm[j], {}, out);
         continue;
       }
       Vec<T> done[N];
@@ -95,7 +95,7 @@ template <class T, int N>
 CROWDNAL_INLINE void mixture_of(const MixtureInput<T>& in, const Index& index, const Runs& runs, const Shape& shape,
                                 int64_t run, int64_t end, const MixtureOut<T>& out) {
   const bool softplus = in.kind == Normalization::kSoftplus;
-  std::vector<T> values(softplus ? shape.matrix() : 0);
+  std::vector<T> values(softplus ? shape.matrix() : 0), far;
   PendingRows<T, N> pending(in, index, shape, out);
   for (; run < end; ++run) {
     const T* matrix = in.confusion + index.annotator[index.order[runs[run]]] * shape.matrix();
@@ -103,12 +103,12 @@ CROWDNAL_INLINE void mixture_of(const MixtureInput<T>& in, const Index& index, c
     Vec<T> norms[N] = {};
     bool good = true;
     if (in.kind != Normalization::kNone) {
-      good = log_norms(matrix, shape.rows, shape.cols, in.kind, norm, softplus ? values.data() : nullptr);
+      good = log_norms(matrix, shape.rows, shape.cols, in.kind, norm, softplus ? values.data() : nullptr, &far);
       pending.row.read(out.log_norm, run, run + 1, norms);
     }
     for (int64_t p = runs[run]; p < runs[run + 1]; ++p) {
-      if (softplus && !good) {
-        one_row(in, index, shape, index.order[p], norm, out);
+      if (!good) {
+        one_row(in, index, shape, index.order[p], norm, far, out);
       } else {
         pending.add(index.order[p], norm, norms, softplus ? values.data() : nullptr);
       }
@@ -127,13 +127,14 @@ CROWDNAL_CLONES void mixture_small(const MixtureInput<T>& in, const Index& index
 template <class T>
 void mixture_large(const MixtureInput<T>& in, const Index& index, const Runs& runs, const Shape& shape, int64_t run,
                    int64_t end, const MixtureOut<T>& out) {
+  std::vector<T> far;
   for (; run < end; ++run) {
     const T* matrix = in.confusion + index.annotator[index.order[runs[run]]] * shape.matrix();
     T* norm = out.log_norm + run * shape.cols;
     if (in.kind != Normalization::kNone) {
-      log_norms<T>(matrix, shape.rows, shape.cols, in.kind, norm, nullptr);
+      log_norms<T>(matrix, shape.rows, shape.cols, in.kind, norm, nullptr, &far);
     }
-    for (int64_t p = runs[run]; p < runs[run + 1]; ++p) one_row(in, index, shape, index.order[p], norm, out);
+    for (int64_t p = runs[run]; p < runs[run + 1]; ++p) one_row(in, index, shape, index.order[p], norm, far, out);
   }
 }
 
@@ -148,13 +149,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
                                                            int64_t normalization, bool mean) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);  // rows = observed labels, cols = classes
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         true);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, true);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
   const Tensor log_p = check_values(log_probs, "log_probs", a, {view.num_items, shape.cols});
-  const auto kind = static_cast<Normalization>(normalization);
+  const auto kind = check_normalization(normalization);
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
   const int64_t most_runs = kind == Normalization::kNone ? 0 : std::min(view.nnz, shape.num_annotators);
   Tensor loss = empty(a, {}), nll = empty(a, {view.nnz}), posterior = empty(a, {view.nnz, shape.cols});
@@ -175,21 +175,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
   return {loss, nll, posterior, log_norm};
 }
 
-std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor&,
-                                                    const Tensor& confusion, OptionalTensor weight,
-                                                    const Tensor& indptr, const Tensor& item, const Tensor& annotator,
-                                                    const Tensor& order, const Tensor& label, const Tensor& posterior,
-                                                    OptionalTensor log_norm, int64_t normalization, bool mean,
-                                                    bool need_log_probs, bool need_confusion) {
+std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
+                                                    const Tensor& log_probs, const Tensor& confusion,
+                                                    OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                                    const Tensor& posterior, OptionalTensor log_norm,
+                                                    int64_t normalization, bool mean, bool need_log_probs,
+                                                    bool need_confusion) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         need_confusion);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, need_confusion);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  check_like(log_probs, "log_probs", a.scalar_type(), {view.num_items, shape.cols});
   const Tensor r = check_values(posterior, "posterior", a, {view.nnz, shape.cols});
-  const auto kind = static_cast<Normalization>(normalization);
+  const auto kind = check_normalization(normalization);
   const int64_t most_runs = kind == Normalization::kNone ? 0 : std::min(view.nnz, shape.num_annotators);
   if (log_norm) log_norm = check_values(*log_norm, "log_norm", a, {most_runs, shape.cols});
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
@@ -214,7 +215,7 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
       for (; run < end; ++run) {
         const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();
         const T* norm = log_norm ? pointer<T>(log_norm) + run * shape.cols : own.data();
-        if (!own.empty()) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr);
+        if (!own.empty()) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr);
         through_normalization(matrix, norm, grad, pointer<int64_t>(labels), view.order, index.runs[run],
                               index.runs[run + 1], shape.rows, shape.cols, kind, place(run));
       }

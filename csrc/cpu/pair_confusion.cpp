@@ -21,15 +21,14 @@ struct Inputs {
 
 Inputs check_inputs(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr, const Tensor& item,
                     const Tensor& annotator, const Tensor& order, const Tensor& label) {
-  STD_TORCH_CHECK(competence.dim() == 4 && competence.size(1) > 0 && competence.size(2) > 0 && competence.size(3) > 0,
-                  "crowdnal: competence must have 4 dimensions, with at least one class, one label and one latent");
+  check_competence(competence);
   const Tiles tiles{competence.size(1), competence.size(2), competence.size(3)};
-  const int64_t num_items = indptr.size(0) - 1, num_annotators = competence.size(0);
-  CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, num_items, true);
+  const int64_t num_annotators = competence.size(0);
+  CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, true);
   const Tensor labels = check_labels(label, index.view.nnz, tiles.labels);
   const ScalarType type = competence.scalar_type();
   const Tensor d = check_stored(difficulty, "difficulty", type,
-                                {num_items, tiles.classes, tiles.labels, tiles.latents});
+                                {index.view.num_items, tiles.classes, tiles.labels, tiles.latents});
   const Tensor c = check_stored(competence, "competence", type,
                                 {num_annotators, tiles.classes, tiles.labels, tiles.latents});
   return {widened(d, index.view.item, index.view.nnz),

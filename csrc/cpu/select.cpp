@@ -9,7 +9,7 @@ namespace {
 Tensor select_op(const Tensor& confusion, const Tensor& annotators) {
   const Tensor w = check_confusion(confusion);
   const Shape shape = shape_of(w);
-  const int64_t count = annotators.size(0);
+  const int64_t count = length(annotators, "annotators");
   const Tensor chosen = check_long(annotators, "annotators", count);
   check_range(pointer<int64_t>(chosen), count, "annotators", shape.num_annotators);
   Tensor out = empty(w, {count, shape.rows, shape.cols});

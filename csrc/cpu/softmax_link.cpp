@@ -11,8 +11,7 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
                                                    const Tensor& label, bool mean) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         is_large(stored, shape));
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, is_large(stored, shape));
   const Index& view = index.view;
   const Tensor w = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.cols);
@@ -41,8 +40,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> softmax_link_backward_op(
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
   const bool large = is_large(stored, shape);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, indptr.size(0) - 1,
-                                         need_confusion || large);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, need_confusion || large);
   const Index& view = index.view;
   const Tensor w = widened(stored, view.annotator, view.nnz);
   const Tensor labels = check_labels(label, view.nnz, shape.cols);

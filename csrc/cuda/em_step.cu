@@ -17,7 +17,7 @@ Tensors4 em_step_op(OptionalTensor log_prior, const Tensor& log_confusion, Optio
   STD_TORCH_CHECK(order, "crowdnal: em_step on CUDA needs the order of the annotators");
   Op op(log_confusion);
   const Shape shape = shape_of(log_confusion);
-  const int64_t nnz = annotator.size(0), num_items = indptr.size(0) - 1;
+  const int64_t nnz = length(annotator, "annotator"), num_items = count_items(indptr);
   STD_TORCH_CHECK(log_prior || shape.rows == shape.cols, "crowdnal: without log_prior the labels must be the classes");
   int64_t* item = op.scratch<int64_t>(nnz);
   const Index index{op.longs(indptr, "indptr", num_items + 1),
@@ -27,7 +27,7 @@ Tensors4 em_step_op(OptionalTensor log_prior, const Tensor& log_confusion, Optio
                     num_items,
                     nnz};
   const int64_t* labels = op.longs(label, "label", nnz);
-  const bool shared = log_prior && log_prior->size(0) == 1;
+  const bool shared = log_prior && log_prior->dim() == 2 && log_prior->size(0) == 1;
   Tensor loss = op.empty({}), posterior = op.empty({num_items, shape.cols}), totals = op.empty({shape.cols});
   Tensor counts = op.empty({shape.num_annotators, shape.rows, shape.cols});
   dispatch_stored(log_confusion, [&](auto zero) {

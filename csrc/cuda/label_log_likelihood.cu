@@ -35,9 +35,9 @@ Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor
                        const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
                        int64_t num_labels) {
   STD_TORCH_CHECK(values.dim() == 2, "crowdnal: values must have 2 dimensions");
-  STD_TORCH_CHECK(num_annotators >= 0 && num_labels >= 0, "crowdnal: sizes must not be negative");
+  check_floating(values, "values");
   Op op(values);
-  const Shape shape{num_annotators, num_labels, values.size(1)};
+  const Shape shape = check_sizes(num_annotators, num_labels, values.size(1), "num_labels");
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor out = op.empty({num_annotators, num_labels, shape.cols});

@@ -45,8 +45,9 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
 Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor& indptr, const Tensor& item,
                          const Tensor& annotator, const Tensor& order, int64_t num_annotators) {
   STD_TORCH_CHECK(scores.dim() == 2 && grad.dim() == 2, "crowdnal: scores and grad must have 2 dimensions");
+  check_floating(scores, "scores");
   Op op(scores);
-  const Shape shape{num_annotators, scores.size(1), grad.size(1)};
+  const Shape shape = check_sizes(num_annotators, scores.size(1), grad.size(1), "the classes");
   const Index index = op.index(indptr, item, annotator, order);
   Tensor out = op.empty({num_annotators, shape.rows, shape.cols});
   dispatch(scores, [&](auto zero) {

@@ -13,7 +13,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
                                                            int64_t normalization, bool mean) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);  // rows = observed labels, cols = classes
-  const auto kind = static_cast<Normalization>(normalization);
+  const auto kind = check_normalization(normalization);
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor loss = op.empty({}), nll = op.empty({index.nnz}), posterior = op.empty({index.nnz, shape.cols});
@@ -37,9 +37,10 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
                                                     bool need_confusion) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);
-  const auto kind = static_cast<Normalization>(normalization);
+  const auto kind = check_normalization(normalization);
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t* labels = op.longs(label, "label", index.nnz);
+  check_like(log_probs, "log_probs", compute_type(confusion.scalar_type()), {index.num_items, shape.cols});
   Tensor dlog_probs = op.empty({need_log_probs ? index.num_items : 0, shape.cols});
   Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   dispatch_stored(confusion, [&](auto zero) {

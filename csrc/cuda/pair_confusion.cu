@@ -21,9 +21,8 @@ Pairs<T, E> pairs_of(Op& op, const Tensor& difficulty, const Tensor& competence,
           op.longs(label, "label", index.nnz)};
 }
 
-void check_competence(const Tensor& competence) {
-  STD_TORCH_CHECK(competence.dim() == 4 && competence.size(1) > 0 && competence.size(2) > 0 && competence.size(3) > 0,
-                  "crowdnal: competence must have 4 dimensions, with at least one class, one label and one latent");
+void check_pairs(const Tensor& competence) {
+  check_competence(competence);
   STD_TORCH_CHECK(competence.size(1) * competence.size(2) * competence.size(3) <= INT32_MAX,
                   "crowdnal: competence of an annotator must have fewer than 2^31 elements");
 }
@@ -31,7 +30,7 @@ void check_competence(const Tensor& competence) {
 std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr,
                                              const Tensor& item, const Tensor& annotator, const Tensor& order,
                                              const Tensor& label) {
-  check_competence(competence);
+  check_pairs(competence);
   Op op(competence);
   const Index index = op.index(indptr, item, annotator, order);
   Tensor log_q = op.empty({index.nnz, competence.size(1)}), log_norm = op.empty({index.nnz, competence.size(1)});
@@ -48,7 +47,7 @@ std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const 
                                                       const Tensor& item, const Tensor& annotator, const Tensor& order,
                                                       const Tensor& label, const Tensor& log_q, const Tensor& log_norm,
                                                       bool need_difficulty, bool need_competence) {
-  check_competence(competence);
+  check_pairs(competence);
   Op op(competence);
   const Index index = op.index(indptr, item, annotator, order);
   const int64_t classes = competence.size(1), labels = competence.size(2), latents = competence.size(3);

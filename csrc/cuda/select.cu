@@ -9,7 +9,7 @@ namespace {
 Tensor select_op(const Tensor& confusion, const Tensor& annotators) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);
-  const int64_t count = annotators.size(0);
+  const int64_t count = length(annotators, "annotators");
   const int64_t* chosen = op.longs(annotators, "annotators", count);
   Tensor out = op.empty_stored({count, shape.rows, shape.cols});
   dispatch_stored(confusion, [&](auto zero) {

@@ -50,7 +50,7 @@ class OpFunction(Function):
         op = cls.op
 
         def forward(*inputs: Any) -> Any:
-            return _call(op.overload, *inputs)
+            return _call(op, *inputs)
 
         def record(ctx: Any, *inputs: Any) -> Any:
             output = forward(*inputs)
@@ -122,12 +122,20 @@ def _refuse_nested_forward_mode() -> None:
         )
 
 
-def _call(op: Any, *args: Any) -> Any:
-    """A raw op from inside an `OpFunction`, past the Python autograd kernel that is there for direct callers."""
-    if torch._C._are_functorch_transforms_active():
-        return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)
+def _call(op: Op, *args: Any) -> Any:
+    """A raw op from inside an `OpFunction`, past the Python autograd kernel that is there for direct callers.
+
+    What it refuses without a name of ours (None for a tensor, which no kernel sees) is said again by name.
+    """
+    try:
+        if torch._C._are_functorch_transforms_active():
+            return op.overload(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.overload(*args)
+    except RuntimeError as error:
+        if "crowdnal: " not in str(error):
+            op.refuse(args)
+        raise
 
 
 def index_of(annotations: Annotations) -> Index:
@@ -161,14 +169,24 @@ def promote_beside(confusion: Tensor, *others: Tensor | None) -> list[Any]:
     return [confusion.double() if wide else confusion, *others]
 
 
+def check_dense(name: str, tensor: Any) -> None:
+    """Raises ValueError unless `tensor` is one of real numbers, not sparse."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
+        raise ValueError(f"{name} is {tensor.layout}, {tensor.dtype}: give a dense tensor of real numbers")
+
+
 def check_shape(name: str, tensor: Tensor, *sizes: int, meaning: str) -> None:
     """Raises ValueError unless `tensor` has exactly these sizes; `meaning` reads like "[num_items, num_classes]"."""
+    check_dense(name, tensor)
     if tuple(tensor.shape) != sizes:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {meaning} = {sizes}")
 
 
 def check_confusion(confusion: Tensor, annotations: Annotations, label_dim: int) -> None:
     """Raises ValueError unless confusion is [R, ., .] with the label set of the annotations on `label_dim`."""
+    check_dense("confusion", confusion)
     if confusion.dim() != 3 or confusion.shape[0] != annotations.num_annotators:
         raise ValueError(
             f"confusion has shape {tuple(confusion.shape)}, but the annotations have "

@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from crowdnal import metrics
-from crowdnal._utils.options import check_choice, check_integer
+from crowdnal._utils.options import check_choice, check_integer, check_types
 from crowdnal.aggregation import posterior
 from crowdnal.data import Annotations, as_annotations
 from crowdnal.functional import Reduction
@@ -76,6 +76,12 @@ class Objective(nn.Module):
     models_annotators: bool = True
     parts: ClassVar[tuple[type, ...]] = ()
     """Classes, other than the base, to which the constructor hands options on."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Options that are not of their types are refused by name, before a constructor runs into them."""
+        parameters = inspect.signature(cls).parameters
+        check_types(parameters, {**dict(zip(parameters, args, strict=False)), **kwargs})
+        return super().__new__(cls)
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -250,3 +256,6 @@ class Objective(nn.Module):
         for parameter in self.parameters():
             dtype = torch.promote_types(dtype, parameter.dtype)
         return Batch(logits.to(dtype), annotations, features, annotations.weight, self.reduction)
+
+
+Objective.__signature__ = full_signature(Objective)  # not that of `__new__`

@@ -157,7 +157,10 @@ def annotators_in(annotations: Annotations) -> tuple[Tensor, Tensor]:
 
 
 def _checked(groups: Groups, num_annotators: int) -> Tensor:
-    found = torch.as_tensor(groups)
+    try:
+        found = torch.as_tensor(groups)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"groups={groups!r} must be integers, one per annotator") from None
     if found.shape != (num_annotators,) or found.is_floating_point() or found.dtype == torch.bool:
         raise ValueError(
             f"groups is {found.dtype} {list(found.shape)} but must be integers [num_annotators={num_annotators}]: the "

@@ -75,6 +75,9 @@ class CMM(GroupedObjective):
         check_choice(Grouped, grouped=grouped)
         check_choice(Gate, gate=gate)
         check_integer(1, num_groups=num_groups, max_rounds=max_rounds)
+        check_integer(0, seed=seed)
+        if seed >= 2**32:
+            raise ValueError(f"seed={seed} must be less than 2**32, as scikit-learn's K-means takes it")
         check_amount(smoothing=smoothing, tolerance=tolerance)
         if training == "em":
             self.require_square("CMM(training='em')")

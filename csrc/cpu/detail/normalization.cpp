@@ -35,8 +35,11 @@ CROWDNAL_INLINE Vec<T> log_value(const Vec<T>& x, Normalization kind) {
   return kind == Normalization::kSoftplus ? log_softplus_of<T>(x) : x;
 }
 
+// The highest log f of each column (0 where that is -infinity), and the logarithm of the sum relative to it. Together
+// they would lose what distinguishes the labels where both are large.
 template <class T>
-CROWDNAL_CLONES void exact_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm) {
+CROWDNAL_CLONES void exact_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* highest_of,
+                                 T* rest) {
   constexpr T kLowest = -std::numeric_limits<T>::infinity();
   for (int64_t k = 0; k < classes; k += kLanes<T>) {
     Vec<T> highest = broadcast(kLowest), sum = Vec<T>{};
@@ -47,7 +50,8 @@ CROWDNAL_CLONES void exact_norms(const T* x, int64_t labels, int64_t classes, No
     for (int64_t y = 0; y < labels; ++y) {
       sum += fast_exp(log_value<T>(load_some(x + y * classes + k, (labels - y) * classes - k), kind) - highest);
     }
-    store_some(log_norm + k, fast_log(sum) + highest, classes - k);
+    store_some(highest_of + k, highest, classes - k);
+    store_some(rest + k, fast_log(sum), classes - k);
   }
 }
 
@@ -95,24 +99,39 @@ CROWDNAL_CLONES bool log_sums(const T* sum, int64_t classes, T* log_norm) {
 }  // namespace
 
 template <class T>
-bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values) {
+bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values,
+               std::vector<T>* far) {
   thread_local std::vector<T> scratch;
+  if (far) far->clear();
   const int64_t padded = classes + kLanes<T>;
   const bool own = !values && is_short<T>(classes);
   scratch.resize(padded + (own ? labels * classes : 0));
   sums(x, labels, classes, kind, scratch.data(), own ? scratch.data() + padded : values);
   if (log_sums(scratch.data(), classes, log_norm)) return true;
-  exact_norms(x, labels, classes, kind, log_norm);
+  std::vector<T> unwanted;
+  std::vector<T>& both = far ? *far : unwanted;
+  both.resize(2 * classes);
+  exact_norms(x, labels, classes, kind, both.data(), both.data() + classes);
+  for (int64_t k = 0; k < classes; ++k) log_norm[k] = both[k] + both[classes + k];
   return false;
 }
 
 template <class T>
-CROWDNAL_CLONES void log_joint(const T* prior, const T* x, const T* log_norm, int64_t classes, Normalization kind,
-                               T* out) {
+CROWDNAL_CLONES void log_joint(const T* prior, const T* x, const T* log_norm, const std::vector<T>& far,
+                               int64_t classes, Normalization kind, T* out) {
+  const T *highest = far.data(), *rest = highest + classes;
   for (int64_t k = 0; k < classes; k += kLanes<T>) {
-    Vec<T> t = load_some(prior + k, classes - k) + log_value<T>(load_some(x + k, classes - k), kind);
-    if (kind != Normalization::kNone) t = t - load_some(log_norm + k, classes - k);
-    store_some(out + k, t, classes - k);
+    const int64_t left = classes - k;
+    const Vec<T> own = load_some(prior + k, left);
+    Vec<T> t = log_value<T>(load_some(x + k, left), kind);
+    if (kind == Normalization::kNone) {
+      t = own + t;
+    } else if (far.empty()) {
+      t = (own + t) - load_some(log_norm + k, left);
+    } else {
+      t = own + ((t - load_some(highest + k, left)) - load_some(rest + k, left));
+    }
+    store_some(out + k, t, left);
   }
 }
 
@@ -127,13 +146,13 @@ CROWDNAL_INLINE Vec<T> slope_of(const Vec<T>& x, Normalization kind) {
   return softplus.value > broadcast<T>(T(kTiny)) ? softplus.slope / softplus.value : one;
 }
 
-// slope A, wherever its sum is.
+// slope A, wherever its sum is: in what `exact_norms` says.
 template <class T>
-CROWDNAL_INLINE Vec<T> share_of(const Vec<T>& x, const Vec<T>& log_norm, Normalization kind) {
-  if (kind == Normalization::kSoftmax) return fast_exp(x - log_norm);
+CROWDNAL_INLINE Vec<T> share_of(const Vec<T>& x, const Vec<T>& highest, const Vec<T>& rest, Normalization kind) {
+  if (kind == Normalization::kSoftmax) return fast_exp((x - highest) - rest);
   const auto tail = x < broadcast<T>(T(kSoftplusTail));  // there slope = exp(x), and the sum may underflow with it
   const Vec<T> none = Vec<T>{}, shift = tail ? x : none, factor = tail ? none + T(1) : Softplus<T>(x).slope;
-  return factor * fast_exp(shift - log_norm);
+  return factor * fast_exp((shift - highest) - rest);
 }
 
 // Divides the column by the sums if none is extreme. Both are padded to whole vectors.
@@ -147,13 +166,16 @@ CROWDNAL_CLONES bool divide(const T* log_norm, int64_t classes, T* column) {
   return good;
 }
 
-// out = -slope A column. scratch: [labels, classes], for short rows.
+// out = -slope A column. log_norm, whose place is used: as `norm` of log_norms, and behind it as much again. scratch:
+// [labels, classes], for short rows.
 template <class T>
-CROWDNAL_CLONES void spread(const T* x, const T* log_norm, T* column, int64_t labels, int64_t classes,
-                            Normalization kind, T* __restrict scratch, T* __restrict out) {
+CROWDNAL_CLONES void spread(const T* x, T* log_norm, T* column, int64_t labels, int64_t classes, Normalization kind,
+                            T* __restrict scratch, T* __restrict out) {
   const int64_t size = labels * classes;
+  T* rest = log_norm + classes + kLanes<T>;
   const bool divided = divide(log_norm, classes, column), ready = divided && is_short<T>(classes);
   const bool softplus = kind == Normalization::kSoftplus;
+  if (!divided) exact_norms(x, labels, classes, kind, log_norm, rest);
   for (int64_t e = 0; ready && e < size; e += kLanes<T>) {
     const Vec<T> v = load_some(x + e, size - e);
     store_some(scratch + e, softplus ? Softplus<T>(v).slope : fast_exp(v), size - e);
@@ -165,7 +187,7 @@ CROWDNAL_CLONES void spread(const T* x, const T* log_norm, T* column, int64_t la
       if (divided && !ready) {
         v = softplus ? Softplus<T>(v).slope : fast_exp(v);
       } else if (!divided) {
-        v = share_of<T>(v, load(log_norm + k), kind);
+        v = share_of<T>(v, load(log_norm + k), load(rest + k), kind);
       }
       store_some(out + e, -v * load(column + k), size - e);
     }
@@ -227,8 +249,8 @@ void through_normalization(const T* x, const T* log_norm, const GradRows<T>& gra
   thread_local std::vector<T> scratch;  // norm and column, padded to whole vectors; short rows, or total and partial G
   const int64_t size = labels * classes, padded = classes + kLanes<T>;
   const bool direct = last - first <= std::min(labels, kSegmentBlock), plain = kind == Normalization::kNone;
-  scratch.assign(2 * padded + (direct ? (is_short<T>(classes) ? size : 0) : 2 * size), T(0));
-  T *norm = scratch.data(), *column = norm + padded, *total = column + padded, *partial = total + size;
+  scratch.assign(3 * padded + (direct ? (is_short<T>(classes) ? size : 0) : 2 * size), T(0));
+  T *norm = scratch.data(), *column = norm + 2 * padded, *total = column + padded, *partial = total + size;
   if (plain) {
     std::fill_n(out, size, T(0));
   } else {
@@ -256,8 +278,8 @@ void through_normalization(const T* x, const T* log_norm, const GradRows<T>& gra
 }
 
 #define CROWDNAL_INSTANTIATE(T)                                                                                  \
-  template bool log_norms<T>(const T*, int64_t, int64_t, Normalization, T*, T*);                                 \
-  template void log_joint<T>(const T*, const T*, const T*, int64_t, Normalization, T*);                          \
+  template bool log_norms<T>(const T*, int64_t, int64_t, Normalization, T*, T*, std::vector<T>*);                \
+  template void log_joint<T>(const T*, const T*, const T*, const std::vector<T>&, int64_t, Normalization, T*);   \
   template void through_normalization<T>(const T*, const T*, const GradRows<T>&, const int64_t*, const int64_t*, \
                                          int64_t, int64_t, int64_t, int64_t, Normalization, T*);
 CROWDNAL_INSTANTIATE(float)

@@ -54,27 +54,28 @@ void check_items(const Index& view) {
                   "often as it has annotations");
 }
 
-Runs runs_of(const Index& view, int64_t num_annotators) {
+}  // namespace
+
+Runs check_order(const int64_t* order, const int64_t* annotator, int64_t nnz, int64_t num_annotators) {
+  check_range(order, nnz, "order", nnz);
   Runs runs;
-  runs.reserve(std::min(view.nnz, num_annotators) + 1);
+  runs.reserve(std::min(nnz, num_annotators) + 1);
   int64_t owner = -1, before = -1;
-  for (int64_t p = 0; p < view.nnz; ++p) {
-    const int64_t n = view.order[p], here = view.annotator[n];
+  for (int64_t p = 0; p < nnz; ++p) {
+    const int64_t n = order[p], here = annotator[n];
     STD_TORCH_CHECK(owner < here || (owner == here && before < n),
                     "crowdnal: order must sort the annotations by annotator, stably (position ", p, ")");
     if (owner != here) runs.push_back(p);
     owner = here;
     before = n;
   }
-  runs.push_back(view.nnz);
+  runs.push_back(nnz);
   return runs;
 }
 
-}  // namespace
-
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                         int64_t num_annotators, int64_t num_items, bool runs) {
-  const int64_t nnz = annotator.size(0);
+                         int64_t num_annotators, bool runs) {
+  const int64_t nnz = length(annotator, "annotator"), num_items = count_items(indptr);
   CheckedIndex out{check_long(indptr, "indptr", num_items + 1),
                    check_long(item, "item", nnz),
                    check_long(annotator, "annotator", nnz),
@@ -89,10 +90,7 @@ CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor&
               nnz};
   check_range(out.view.annotator, nnz, "annotator", num_annotators);
   check_items(out.view);
-  if (runs) {
-    check_range(out.view.order, nnz, "order", nnz);
-    out.runs = runs_of(out.view, num_annotators);
-  }
+  if (runs) out.runs = check_order(out.view.order, out.view.annotator, nnz, num_annotators);
   return out;
 }
 
@@ -107,8 +105,9 @@ namespace {
 // The shortest way to a tensor: torch::stable::empty looks its op up by name.
 Tensor allocate(int64_t dims, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  const auto code = aoti_torch_empty_strided(dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle);
+  STD_TORCH_CHECK(code == AOTI_TORCH_SUCCESS, "crowdnal: no memory for a tensor of ", dims, " dimensions and ",
+                  dims > 0 ? sizes[0] * strides[0] : 1, " elements, for ", dims > 0 ? sizes[0] : 1, " rows");
   return Tensor(handle);
 }
 

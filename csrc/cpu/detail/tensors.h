@@ -20,7 +20,10 @@ struct CheckedIndex {
 
 // `runs`: the kernel walks `order`, so it must really sort.
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                         int64_t num_annotators, int64_t num_items, bool runs);
+                         int64_t num_annotators, bool runs);
+
+// `order` [nnz] sorts the annotators stably: where each begins. Both are of nnz numbers, `annotator` in range.
+Runs check_order(const int64_t* order, const int64_t* annotator, int64_t nnz, int64_t num_annotators);
 
 // All of them in 0..bound-1.
 void check_range(const int64_t* values, int64_t count, const char* name, int64_t bound);

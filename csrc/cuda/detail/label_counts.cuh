@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(kMatrixThreads)
         body(count);
       }
     };
-    T column = T(0), norm = T(0);
+    T column = T(0);
+    Norm<T> norm{T(0), T(0)};
     if (normalised) {
       BlockSum<T> sum;
       visit([&](int count) {
@@ -89,7 +90,10 @@ __global__ void __launch_bounds__(kMatrixThreads)
         sum.close();
       });
       column = join_ways<kMatrixWays>(sum.total, shared, [](T a, T b) { return a + b; });
-      if (mine) norm = log_norm[run[r] * shape.cols + k];
+      if (mine) {
+        const T stored = log_norm[run[r] * shape.cols + k];
+        norm = norm_of(confusion + r * size + k, shape.rows, shape.cols, kind, stored);
+      }
     }
     const E* x = confusion + r * size + k;
     T* to = out + r * size + k;
@@ -101,7 +105,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
       }
       CROWDNAL_UNROLL
       for (int t = 0; t < kAhead; ++t) {
-        if (normalised) v[t] = -std::exp(log_slope(v[t], kind) - norm) * column;
+        if (normalised) v[t] = -std::exp(norm(log_slope(v[t], kind))) * column;
         if (y + t * kMatrixWays < shape.rows) to[(y + t * kMatrixWays) * shape.cols] = v[t];
       }
     }

@@ -21,6 +21,29 @@ __device__ T log_slope(T x, Normalization kind) {
   return kind == Normalization::kSoftplus ? log_sigmoid(x) : x;
 }
 
+// What a column is divided by: log A = log f - shift - rest, and log_norm = shift + rest.
+template <class T>
+struct Norm {
+  T shift, rest;
+  __device__ T operator()(T log_f) const { return (log_f - shift) - rest; }
+};
+
+// One number loses what distinguishes the labels where it is large: there (seldom) both are made again from the
+// column x.                                                              x: every `classes`-th of labels * classes
+constexpr double kFar = 32.0;
+template <class T, class E>
+__device__ Norm<T> norm_of(const E* x, int64_t labels, int64_t classes, Normalization kind, T log_norm) {
+  if (!(log_norm > T(kFar) || log_norm < T(-kFar))) return {T(0), log_norm};
+  T highest = -INFINITY, sum = T(0);
+  for (int64_t y = 0; y < labels; ++y) {
+    const T v = log_value(T(x[y * classes]), kind);
+    highest = v > highest ? v : highest;
+  }
+  const T shift = highest == T(-INFINITY) ? T(0) : highest;
+  for (int64_t y = 0; y < labels; ++y) sum += std::exp(log_value(T(x[y * classes]), kind) - shift);
+  return {shift, std::log(sum)};
+}
+
 // Threads of a block: kLanes columns, kWays labels at a time.
 constexpr int kWays = 4;
 constexpr int kColumnThreads = kWays * kLanes;
@@ -70,10 +93,12 @@ __global__ void __launch_bounds__(kColumnThreads)
     const T highest = join_ways<kWays>(own, shared, [](T a, T b) { return b > a ? b : a; });
     const T shift = highest == T(-INFINITY) ? T(0) : highest;
     const T total = join_ways<kWays>(sum * std::exp(own - shift), shared, [](T a, T b) { return a + b; });
-    const T norm = shift + std::log(total);
-    if (way == 0 && k < classes) log_norm[run * classes + k] = norm;
+    const T rest = std::log(total), sum_of_both = shift + rest;
+    const bool far = sum_of_both > T(kFar) || sum_of_both < T(-kFar);
+    const Norm<T> norm{far ? shift : T(0), far ? rest : sum_of_both};
+    if (way == 0 && k < classes) log_norm[run * classes + k] = sum_of_both;
     for (int64_t y = way; log_a && k < classes && y < labels; y += kWays) {
-      log_a[(r * labels + y) * classes + k] = log_value(T(x[y * classes]), kind) - norm;
+      log_a[(r * labels + y) * classes + k] = norm(log_value(T(x[y * classes]), kind));
     }
   }
 }
@@ -98,9 +123,11 @@ __global__ void __launch_bounds__(kColumnThreads)
     }
     sum.close();
     const T column = join_ways<kWays>(sum.total, shared, [](T a, T b) { return a + b; });
-    for (int64_t y = threadIdx.x / kLanes; k < classes && y < labels; y += kWays) {
+    if (k >= classes) continue;
+    const Norm<T> norm = norm_of(confusion + first, labels, classes, kind, log_norm[run * classes + k]);
+    for (int64_t y = threadIdx.x / kLanes; y < labels; y += kWays) {
       const T x = confusion[first + y * classes];
-      const T share = std::exp(log_value(x, kind) - log_norm[run * classes + k]);
+      const T share = std::exp(norm(log_value(x, kind)));
       grad[first + y * classes] = log_value_grad(x, kind) * (grad[first + y * classes] - share * column);
     }
   }
@@ -126,7 +153,10 @@ struct LogConfusion {
     if (kind == Normalization::kNone) return;
     T norm[V];
     cuda::load<V>(log_norm + run[r] * classes + k, norm);
-    for (int v = 0; v < V; ++v) to[v] = log_value(to[v], kind) - norm[v];
+    for (int v = 0; v < V; ++v) {
+      const E* column = confusion + r * labels * classes + k + v;
+      to[v] = norm_of(column, labels, classes, kind, norm[v])(log_value(to[v], kind));
+    }
   }
 };
 

@@ -34,7 +34,7 @@ class Op : public Device {
     return pointer<int64_t>(keep(check_long(here(tensor, name), name, size)));
   }
   Index index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order) {
-    const int64_t nnz = annotator.size(0), num_items = indptr.size(0) - 1;
+    const int64_t nnz = length(annotator, "annotator"), num_items = count_items(indptr);
     return {longs(indptr, "indptr", num_items + 1),
             longs(item, "item", nnz),
             longs(annotator, "annotator", nnz),

@@ -1,0 +1,51 @@
+"""SIGTERM while the command trains: as an interruption, one line that says how to go on, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from support.small_run import arguments, config, frozen, same_weights, write
+
+from crowdnal import cli
+from crowdnal.objectives import CrowdLayer
+
+
+def test_terminated(tmp_path, capsys, monkeypatch):
+    root = write(tmp_path / "data")
+    words, calls, loss = arguments(frozen(root, tmp_path / "run")), [], CrowdLayer._loss
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(*given):
+        calls.append(1)
+        if len(calls) == 8:  # in the second epoch
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CrowdLayer, "_loss", terminate)
+        assert cli.main(words) == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    command = capsys.readouterr().err.strip().partition("go on with: crowdnal ")[2]
+    assert command.endswith(" --resume") and cli.main(command.split()) == 0
+    assert cli.main(arguments(frozen(root, tmp_path / "whole"))) == 0
+    assert same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_read_only_folder(tmp_path, capsys):
+    root, folder = write(tmp_path / "data"), tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    assert cli.main(arguments(config(root, folder / "run"))) == 2
+    assert str(folder) in capsys.readouterr().err
+
+
+def test_names_of_images_that_are_no_utf8(tmp_path, capsys):
+    """Written escaped; the command died after training."""
+    root = write(tmp_path / "data")
+    image = next((root / "train").rglob("*.png"))
+    strange = os.fsencode(image.parent) + b"/caf\xe9.png"
+    os.link(image, strange)
+    assert cli.main(arguments(frozen(root, tmp_path / "run", epochs=1))) == 0
+    assert r"caf\udce9" in (tmp_path / "run" / "labels.csv").read_text(encoding="utf-8")
