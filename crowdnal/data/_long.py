@@ -12,6 +12,7 @@ from crowdnal._utils.extras import require
 from crowdnal.data._answers import Answers
 from crowdnal.data._columns import Column, read_column, read_numbers
 from crowdnal.data._labels import USUAL, drop_missing, numbers, one_or_several, warn
+from crowdnal.data._lists import one_per_row
 from crowdnal.data._table import Table, as_ids
 from crowdnal.data._vocabulary import Array, Ids, distinct, is_number
 
@@ -74,6 +75,7 @@ def read_long(table: Table, want: Long) -> Answers:
     Raises:
         ValueError: naming the column, or the row and the fix.
     """
+    table = one_per_row(table, want.worker, want.columns)
     reading = _Reading(table, want, {}, {})
     for name in want.columns:
         raw, place = table.column(name), partial(reading.place, name)
@@ -168,6 +170,13 @@ def _choices(reading: _Reading) -> tuple[Column, Array, Array | None]:
     if not counts or any(not is_number(count) or not 0 <= count < float("inf") for count in counts):
         raise ValueError(f"label={want.label!r} must give for each column what a label in it counts, 0 or more")
     label = _below_each_other([reading.columns[name] for name in want.choices])
+    if written and not want.sets and any(isinstance(value, frozenset) for value in label.values):
+        u = next(u for u, value in enumerate(label.values) if isinstance(value, frozenset))
+        n = int((label.codes == u).argmax()) % max(len(reading.columns[want.task].codes), 1)
+        raise ValueError(
+            f"{reading.place(next(iter(want.choices)), n)} has several labels, {', '.join(sorted(label.values[u]))}: "
+            "crowdnal.multilabel.from_label_sets reads sets of tags"
+        )
     apart = one_or_several(want.unsure, "unsure")
     label = drop_missing(label, want.missing, written=written, dense=False, classes=want.classes, apart=apart)
     if written and not want.sets:

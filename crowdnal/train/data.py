@@ -38,13 +38,22 @@ class Images:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """All images of ``--images`` with their annotations (none for some), and the labelled test images."""
+    """All images of ``--images`` with their annotations (none for some), and the labelled test images.
+
+    ``classes`` are what the model tells apart; behind them among ``labels`` are answers that are no class.
+    """
 
     images: Images
     annotations: Annotations
     test: Images
     classes: tuple[str, ...]
     fingerprint: str
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of all labels."""
+        assert self.annotations.vocabulary is not None
+        return tuple(map(str, self.annotations.vocabulary.classes))
 
 
 def load(config: TrainConfig) -> TrainingData:
@@ -54,17 +63,9 @@ def load(config: TrainConfig) -> TrainingData:
         InputError: naming the file, the line and the fix.
     """
     names = find_images(config.images, "--images")
-    want = Long(
-        config.task_column,
-        config.worker_column,
-        config.label_column,
-        missing=USUAL if config.missing is None else tuple(filter(None, config.missing)),
-        classes=config.classes,
-    )
     with as_options():
         lines = None if config.items is None else read_lines(config.items)
-        how = Reading(None if config.format == "auto" else config.format, config.columns, encoding=config.encoding)
-        answers = read_answers(config.annotations, how, want, lines)
+        answers = read_answers(config.annotations, *_how(config), lines)
     if not len(answers.label.codes):
         raise InputError(f"{config.annotations} has no labels at all: check --format and --missing")
 
@@ -80,7 +81,8 @@ def load(config: TrainConfig) -> TrainingData:
     with as_options():
         annotations = Annotations.trusted(answers.fields(ids, None, config.classes))
     assert annotations.vocabulary is not None
-    classes = tuple(map(str, annotations.vocabulary.classes))
+    unsure = () if config.unsure is None else config.unsure
+    classes = tuple(str(name) for name in annotations.vocabulary.classes if name not in unsure)
     if len(classes) < 2:
         raise InputError(f"{config.annotations}: all labels are {classes[0]!r}; give all classes with --classes")
 
@@ -88,13 +90,29 @@ def load(config: TrainConfig) -> TrainingData:
     if config.truth is not None:
         with as_options():
             labels = read_labels(config.truth, items=lines, task=config.task_column, label=config.label_column)
-            codes = labels.codes(annotations.vocabulary.classes)
+            codes = labels.codes(annotations.vocabulary.classes[: len(classes)])
         known = list(map(str, labels.items))
         at = match(known, names, config.images, labels.place)
         truth[[at[task] for task in known]] = codes
     images = Images(tuple(config.images / name for name in names), tuple(ids), truth)
-    test = _test_images(config, annotations.vocabulary.classes)
+    test = _test_images(config, annotations.vocabulary.classes[: len(classes)])
     return TrainingData(images, annotations, test, classes, _fingerprint(annotations, images, test))
+
+
+def _how(config: TrainConfig) -> tuple[Reading, Long]:
+    """How the annotations are written, and what their columns mean."""
+    how = Reading(None if config.format == "auto" else config.format, config.columns, config.separator, config.encoding)
+    return how, Long(
+        config.task_column,
+        config.worker_column,
+        config.label_column,
+        config.weight_column,
+        config.probabilities,
+        last=True if config.last == "row" else config.last or False,
+        unsure=config.unsure or (),
+        missing=USUAL if config.missing is None else tuple(filter(None, config.missing)),
+        classes=config.classes,
+    )
 
 
 def _test_images(config: TrainConfig, classes: Sequence[Hashable]) -> Images:
@@ -113,8 +131,9 @@ def _test_images(config: TrainConfig, classes: Sequence[Hashable]) -> Images:
 @contextmanager
 def as_options(**other: str) -> Iterator[None]:
     """A reader's errors in the words of the command: ``task=`` is --task-column."""
-    flags = {name: f"--{name}-column" for name in ("task", "worker", "label")}
-    flags |= {name: f"--{name}" for name in ("classes", "columns", "encoding", "format", "items", "missing")} | other
+    flags = {name: f"--{name}-column" for name in ("task", "worker", "label", "weight")}
+    words = ("classes", "columns", "encoding", "format", "items", "last", "missing", "probabilities", "separator")
+    flags |= {name: f"--{name}" for name in (*words, "unsure")} | other
     try:
         yield
     except ValueError as error:
@@ -182,7 +201,8 @@ def _index(names: Sequence[str], key: Callable[[str], str]) -> dict[str, list[in
 def _fingerprint(annotations: Annotations, images: Images, test: Images) -> str:
     """Digest of what is learnt from: a resumed run must find the same."""
     digest = hashlib.sha256()
-    for tensor in (annotations.indptr, annotations.annotator, annotations.label, images.truth, test.truth):
+    weights = [] if annotations.weight is None else [annotations.weight]
+    for tensor in (annotations.indptr, annotations.annotator, annotations.label, images.truth, test.truth, *weights):
         digest.update(tensor.contiguous().numpy().tobytes())
     vocabulary = annotations.vocabulary
     assert vocabulary is not None

@@ -75,13 +75,13 @@ def learning_curve(history: Sequence[dict[str, Any]], selected_epoch: int | None
 
 
 @_styled
-def confusion(matrix: Tensor, classes: Sequence[str]) -> Any:
+def confusion(matrix: Tensor, classes: Sequence[str], labels: Sequence[str] = ()) -> Any:
     """One confusion matrix ``[C, K]``, rows = true class, with numbers where they fit."""
     size = len(classes)
     side = min(3.2 + 0.32 * size, 9.0)
     figure, (ax,) = _figure(1, (side + 1.0, side))
     image = _heatmap(ax, matrix)
-    _ticks(ax, classes, x=True, y=True)
+    _ticks(ax, classes, labels or classes, x=True, y=True)
     ax.set_xlabel("label given")
     ax.set_ylabel("true class")
     if size <= _MAX_NUMBERS:
@@ -93,7 +93,9 @@ def confusion(matrix: Tensor, classes: Sequence[str]) -> Any:
 
 
 @_styled
-def confusions(matrices: Tensor, titles: Sequence[str], classes: Sequence[str], columns: int = 4) -> Any:
+def confusions(
+    matrices: Tensor, titles: Sequence[str], classes: Sequence[str], labels: Sequence[str] = (), columns: int = 4
+) -> Any:
     """Small multiples of confusion matrices ``[n, C, K]``; class names at the outer edges only."""
     count = len(titles)
     columns = min(columns, count)
@@ -113,7 +115,7 @@ def confusions(matrices: Tensor, titles: Sequence[str], classes: Sequence[str], 
         ax = place(x, y, side, side)
         image = _heatmap(ax, matrices[i])
         ax.set_title(title, fontsize=8.5, fontweight="normal")
-        _ticks(ax, classes, x=i + columns >= count, y=i % columns == 0, most=_MAX_SMALL_TICKS)
+        _ticks(ax, classes, labels or classes, x=i + columns >= count, y=i % columns == 0, most=_MAX_SMALL_TICKS)
     middle = bottom + (height - bottom - top) / 2
     figure.colorbar(image, cax=place(width - right + 0.2, middle - 0.9, 0.13, 1.8), label="probability")
     figure.text((left + (width - left - right) / 2) / width, 0.08 / height, "label given", ha="center")
@@ -163,11 +165,14 @@ def _heatmap(ax: Any, matrix: Tensor) -> Any:
     return ax.imshow(matrix.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
 
 
-def _ticks(ax: Any, classes: Sequence[str], *, x: bool, y: bool, most: int = _MAX_TICKS) -> None:
-    step = -(-len(classes) // most)
-    places = list(range(0, len(classes), step))
-    names = [short(classes[i]) for i in places]
+def _ticks(ax: Any, classes: Sequence[str], labels: Sequence[str], *, x: bool, y: bool, most: int = _MAX_TICKS) -> None:
+    """Classes down, labels across."""
+    down, across = (
+        [(i, short(words[i])) for i in range(0, len(words), -(-len(words) // most))] for words in (classes, labels)
+    )
+    places, names = zip(*across, strict=True)
     ax.set_xticks(places if x else [], names if x else [], rotation=90 if max(map(len, names)) > 3 else 0)
+    places, names = zip(*down, strict=True)
     ax.set_yticks(places if y else [], names if y else [])
     ax.tick_params(length=2, labelsize=8)
     for spine in ax.spines.values():

@@ -189,15 +189,15 @@ def _confusions(data: TrainingData, estimates: Estimates) -> str:
         for r in top.tolist()
     ]
     body = (
-        _image(figures.confusion(mean, data.classes), "mean confusion matrix")
+        _image(figures.confusion(mean, data.classes, data.labels), "mean confusion matrix")
         + '<p class="note">Mean over all labels. Rows are true classes and sum to 1.</p><br>'
-        + _image(figures.confusions(estimates.confusion[top], titles, data.classes), "confusion matrices")
+        + _image(figures.confusions(estimates.confusion[top], titles, data.classes, data.labels), "confusion matrices")
     )
     return _section("Confusion", body, "The annotators with most labels: name, number of labels, reliability.")
 
 
 def _changed(data: TrainingData, estimates: Estimates) -> str:
-    vote, estimate = majority(data.annotations), estimates.posterior.argmax(1)
+    vote, estimate = majority(data.annotations, len(data.classes)), estimates.posterior.argmax(1)
     changed = ((vote >= 0) & (vote != estimate)).nonzero()[:, 0]
     if not len(changed):
         return ""
@@ -205,7 +205,7 @@ def _changed(data: TrainingData, estimates: Estimates) -> str:
     cells = []
     for i in sure[:_GALLERY].tolist():
         item = data.annotations[i]
-        given = ", ".join(data.classes[k] for k in item.label.tolist()[:6]) + (" ..." if len(item.label) > 6 else "")
+        given = ", ".join(data.labels[k] for k in item.label.tolist()[:6]) + (" ..." if len(item.label) > 6 else "")
         truth = int(data.images.truth[i])
         known = f"<br>truth: {escape(data.classes[truth])}" if truth >= 0 else ""
         before, after = (escape(data.classes[int(k)]) for k in (vote[i], estimate[i]))
