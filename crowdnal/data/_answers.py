@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ class Answers:
         written: whether it comes from a file, so that ids given as 3 and "3" are one.
         weight: of each answer.
         unsure: labels that are no classes and come last.
+        missing: what was read as no label, "" for empty cells, and how often.
     """
 
     task: Column
@@ -35,6 +36,7 @@ class Answers:
     written: bool
     weight: Array | None = None
     unsure: tuple[Hashable, ...] = ()
+    missing: Mapping[str, int] = field(default_factory=dict)
 
     def fields(self, items: Ids, annotators: Ids, classes: Ids) -> Fields:
         """In CSR form by item, the ids those given, or those found.

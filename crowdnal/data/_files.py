@@ -70,6 +70,28 @@ def read_file(
     return _read_text(text, how, needed, missing, named_rows)
 
 
+def describe_file(path: Path, how: Reading, needed: Sequence[Any]) -> dict[str, Any]:
+    """What is seen of a file before it is read: its kind and, of delimited text, encoding, separator and first row."""
+    if how.format not in (None, "long", "dense"):
+        return {"kind": f"export of {how.format}"}
+    with path.open("rb") as file:
+        magic = file.read(6)
+    kinds = {b"PAR1": "Parquet", b"ARRO": "Arrow", b"\x93NUM": "matrix of numpy"}
+    if magic[:4] in kinds:
+        return {"kind": kinds[magic[:4]]}
+    text = read_head(path, how.encoding)
+    if text.head.lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
+        return {"kind": "JSON"}
+    dialect = read_dialect(text, [] if how.columns else needed, how.separator, blanks=True)
+    names = {None: "blanks", "": "none, a cell per line", "\t": "tab"}
+    return {
+        "kind": "delimited text",
+        "encoding": text.encoding,
+        "separator": names.get(dialect.separator, dialect.separator),
+        "first row": dialect.header,
+    }
+
+
 # Parquet, Arrow
 
 

@@ -100,6 +100,13 @@ def drop_missing(
     return result
 
 
+def no_labels(before: Column, after: Column) -> dict[str, int]:
+    """What a column says where it has no label any more, "" for nothing, and how often."""
+    counts = np.bincount(before.codes[after.codes < 0] + 1, minlength=len(before.values) + 1).tolist()
+    found = {"" if u == 0 else str(before.values[u - 1]).strip(): number for u, number in enumerate(counts) if number}
+    return dict(sorted(found.items(), key=lambda marker: -marker[1]))
+
+
 def _is_usual(text: str) -> bool:
     """Of the usual words, ``None`` only as Python writes it: ``NONE`` and ``none`` are classes in real data."""
     return text == "None" or (text.casefold() in WORDS and text.casefold() != "none")

@@ -11,7 +11,7 @@ import numpy as np
 from crowdnal._utils.extras import require
 from crowdnal.data._answers import Answers
 from crowdnal.data._columns import Column, read_column, read_numbers
-from crowdnal.data._labels import USUAL, drop_missing, numbers, one_or_several, warn
+from crowdnal.data._labels import USUAL, drop_missing, no_labels, numbers, one_or_several, warn
 from crowdnal.data._lists import one_per_row
 from crowdnal.data._table import Table, as_ids
 from crowdnal.data._vocabulary import Array, Ids, distinct, is_number
@@ -57,6 +57,7 @@ class _Reading(NamedTuple):
     want: Long
     columns: dict[Any, Column]
     shares: dict[Any, Array]
+    missing: dict[str, int]
 
     def place(self, name: Any, n: int) -> str:
         """The cell of a column in row n."""
@@ -76,7 +77,7 @@ def read_long(table: Table, want: Long) -> Answers:
         ValueError: naming the column, or the row and the fix.
     """
     table = one_per_row(table, want.worker, want.columns)
-    reading = _Reading(table, want, {}, {})
+    reading = _Reading(table, want, {}, {}, {})
     for name in want.columns:
         raw, place = table.column(name), partial(reading.place, name)
         if name in want.shares:
@@ -121,6 +122,7 @@ def read_long(table: Table, want: Long) -> Answers:
         table.written,
         share,
         one_or_several(want.unsure, "unsure"),
+        reading.missing,
     )
 
 
@@ -178,7 +180,11 @@ def _choices(reading: _Reading) -> tuple[Column, Array, Array | None]:
             "crowdnal.multilabel.from_label_sets reads sets of tags"
         )
     apart = one_or_several(want.unsure, "unsure")
-    label = drop_missing(label, want.missing, written=written, dense=False, classes=want.classes, apart=apart)
+    cells, label = (
+        label,
+        drop_missing(label, want.missing, written=written, dense=False, classes=want.classes, apart=apart),
+    )
+    reading.missing.update(no_labels(cells, label))
     if written and not want.sets:
         label = numbers(label, apart)
     row = np.flatnonzero(label.codes >= 0)

@@ -129,7 +129,7 @@ def _session(given: TrainConfig, resume: bool, reporter: Reporter) -> _Session:
     recorded = _open(config, resume)
     if config.log == "tensorboard":
         require("tensorboard", extra="tensorboard")
-    data = _input_errors(data_module.load, config)
+    data = _input_errors(data_module.load, config, reporter)
     seed_everything(derive_seed(config.seed, "objective"))
     if len(data.labels) > len(data.classes):
         options["num_labels"] = len(data.labels)

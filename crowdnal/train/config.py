@@ -238,16 +238,8 @@ class TrainConfig:
         return config
 
     def _check(self) -> None:
-        for name, known in OPTIONS.items():
-            value, kind = getattr(self, name), VALUE_TYPES[name]
-            if value is None:
-                continue
-            problem = known.check(value) if known.check else None
-            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-                problem = f"is unknown: use one of {', '.join(typing.get_args(kind))}"
-            if problem is not None:
-                shown = repr(value) if isinstance(value, (str, float)) else in_words(value)
-                raise InputError(f"{flag(name)} {shown} {problem}")
+        for name in OPTIONS:
+            check_option(name, getattr(self, name))
         if self.weights is not None and self.pretrained:
             raise InputError("--weights and --pretrained exclude each other: give one of them")
         if (self.test_images is None) != (self.test_labels is None):
@@ -286,6 +278,30 @@ VALUE_TYPES = {  # of a field that is not None
     name: typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
     for name, hint in typing.get_type_hints(TrainConfig).items()
 }
+
+
+# Of the annotations, whatever is done with them
+READING = (
+    "format", "items", "task_column", "worker_column", "label_column", "probabilities", "weight_column", "last",
+    "unsure", "columns", "separator", "encoding", "missing", "classes",
+)  # fmt: skip
+
+
+def check_option(name: str, value: Any) -> None:
+    """Check the value of one option.
+
+    Raises:
+        InputError: naming it.
+    """
+    known, kind = OPTIONS[name], VALUE_TYPES[name]
+    if value is None:
+        return
+    problem = known.check(value) if known.check else None
+    if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+        problem = f"is unknown: use one of {', '.join(typing.get_args(kind))}"
+    if problem is not None:
+        shown = repr(value) if isinstance(value, (str, float)) else in_words(value)
+        raise InputError(f"{flag(name)} {shown} {problem}")
 
 
 def flag(name: str) -> str:

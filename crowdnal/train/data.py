@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import random
 import re
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from torch.utils.data import Dataset
 from crowdnal._utils.extras import require
 from crowdnal.data import USUAL, Annotations, Long, Reading, read_answers, read_labels, read_lines
 from crowdnal.train.config import InputError, TrainConfig
+from crowdnal.train.progress import Reporter
 
+_LARGE = 1 << 26  # bytes, which take more than a moment to read
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
@@ -56,8 +59,12 @@ class TrainingData:
         return tuple(map(str, self.annotations.vocabulary.classes))
 
 
-def load(config: TrainConfig) -> TrainingData:
+def load(config: TrainConfig, reporter: Reporter | None = None) -> TrainingData:
     """Read and match everything a configuration names.
+
+    Args:
+        config: of the run.
+        reporter: shows how far the reading is.
 
     Raises:
         InputError: naming the file, the line and the fix.
@@ -65,7 +72,9 @@ def load(config: TrainConfig) -> TrainingData:
     names = find_images(config.images, "--images")
     with as_options():
         lines = None if config.items is None else read_lines(config.items)
-        answers = read_answers(config.annotations, *_how(config), lines)
+        how, want = how_to_read(config)
+        with reading_progress(reporter, config.annotations) as progress:
+            answers = read_answers(config.annotations, how._replace(progress=progress), want, lines)
     if not len(answers.label.codes):
         raise InputError(f"{config.annotations} has no labels at all: check --format and --missing")
 
@@ -99,8 +108,8 @@ def load(config: TrainConfig) -> TrainingData:
     return TrainingData(images, annotations, test, classes, _fingerprint(annotations, images, test))
 
 
-def _how(config: TrainConfig) -> tuple[Reading, Long]:
-    """How the annotations are written, and what their columns mean."""
+def how_to_read(config: Any) -> tuple[Reading, Long]:
+    """How the annotations are written, and what their columns mean; of a configuration's options of that name."""
     how = Reading(None if config.format == "auto" else config.format, config.columns, config.separator, config.encoding)
     return how, Long(
         config.task_column,
@@ -130,16 +139,35 @@ def _test_images(config: TrainConfig, classes: Sequence[Hashable]) -> Images:
 
 @contextmanager
 def as_options(**other: str) -> Iterator[None]:
-    """A reader's errors in the words of the command: ``task=`` is --task-column."""
+    """A reader's errors and warnings in the words of the command: ``task=`` is --task-column."""
     flags = {name: f"--{name}-column" for name in ("task", "worker", "label", "weight")}
     words = ("classes", "columns", "encoding", "format", "items", "last", "missing", "probabilities", "separator")
     flags |= {name: f"--{name}" for name in (*words, "unsure")} | other
-    try:
-        yield
-    except ValueError as error:
-        text = re.sub(r"\bis not in classes\b", "is not in classes=", str(error))
-        argument = rf"\b({'|'.join(flags)})=(?=(['\"\w])?)"  # with its value behind it, or without
-        raise InputError(re.sub(argument, lambda match: flags[match[1]] + " " * bool(match[2]), text)) from None
+    argument = rf"\b({'|'.join(flags)})=(?=(['\"\w])?)"  # with its value behind it, or without
+
+    def said(text: str) -> str:
+        text = re.sub(r"\bis not in classes\b", "is not in classes=", text).replace("missing=()", "missing=''")
+        return re.sub(argument, lambda match: flags[match[1]] + " " * bool(match[2]), text)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except ValueError as error:
+            raise InputError(said(str(error))) from None
+    for warning in caught:
+        warnings.warn_explicit(said(str(warning.message)), warning.category, warning.filename, warning.lineno)
+
+
+@contextmanager
+def reading_progress(reporter: Reporter | None, path: Path) -> Iterator[Callable[[int], None] | None]:
+    """A bar for the reading of a large file, on a terminal; what is yielded is told the characters read so far."""
+    size = path.stat().st_size if path.is_file() else 0
+    if reporter is None or not reporter.console.is_terminal or size < _LARGE:
+        yield None
+        return
+    with reporter.track(f"reading {path.name}", size) as track:
+        yield lambda done: track.advance(done - track.done)
 
 
 def find_images(root: Path, argument: str) -> list[str]:

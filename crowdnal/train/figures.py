@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
@@ -146,6 +146,37 @@ def reliability(num_labels: Tensor, values: Tensor, spammer: Tensor) -> Any:
     ax.set_axisbelow(True)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, borderaxespad=0.2)
     figure.colorbar(points, ax=ax, label="spammer score (0 spammer, 1 perfect)")
+    return figure
+
+
+@_styled
+def crowd(items: Mapping[int, int], annotators: Mapping[int, int], classes: Mapping[Any, int]) -> Any:
+    """Items by their number of labels, annotators by theirs, and the labels of each class, the first of many."""
+    figure, axes = _figure(3, (10.2, 2.8))
+    panels = [(axes[0], items, "items", BLUE), (axes[1], annotators, "annotators", ORANGE)]
+    for ax, by_labels, what, colour in panels:
+        numbers, heights = np.array(list(by_labels)), np.array(list(by_labels.values()), dtype=float)
+        if len(numbers) and numbers.max() > 40:
+            edges = np.unique(np.geomspace(1, numbers.max() + 1, 25).round())
+            heights, edges = np.histogram(numbers, bins=edges, weights=heights)
+            ax.bar(edges[:-1], heights, np.diff(edges), align="edge", color=colour, edgecolor="white", linewidth=0.4)
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter("{x:,.0f}")
+            ax.xaxis.set_minor_formatter("")
+        else:
+            ax.bar(numbers, heights, 0.8, color=colour)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_title(f"{what} by number of labels")
+        ax.set_xlabel("number of labels")
+    shown = list(classes.items())[:_MAX_TICKS]
+    places = range(len(shown))
+    axes[2].barh(places, [number for _, number in shown], color=GREEN)
+    axes[2].set_yticks(places, [short(name) for name, _ in shown])
+    axes[2].invert_yaxis()
+    axes[2].set_title("labels by class" + (f", the first {_MAX_TICKS}" if len(classes) > _MAX_TICKS else ""))
+    for ax in axes:
+        ax.grid(axis="x" if ax is axes[2] else "y", color=GRID, linewidth=0.8)
+        ax.set_axisbelow(True)
     return figure
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from crowdnal._utils.extras import require
+from crowdnal.data.summary import summarize
 from crowdnal.train import figures
 from crowdnal.train.config import NOT_GIVEN, OPTIONS, in_words
 from crowdnal.train.data import TrainingData
+from crowdnal.train.inspection import facts, picture
 from crowdnal.train.outputs import TABLE_FILES, Estimates, majority
 
 _CONFUSIONS = 12
@@ -70,6 +72,7 @@ def render(found: dict[str, Any], data: TrainingData, estimates: Estimates, hist
         f"{escape(found['weights'])} · crowdnal {escape(found['crowdnal'])}</p>",
         _tiles(found),
         _section("Learning curve", _image(figures.learning_curve(history, found["selected_epoch"]), "learning curve")),
+        _crowd(data),
         _annotators(found, data, estimates),
         _confusions(data, estimates),
         _changed(data, estimates),
@@ -131,6 +134,20 @@ def _tiles(found: dict[str, Any]) -> str:
     ]
     cells = "".join(f'<div class="tile"><b>{value}</b><span>{escape(text)}</span></div>' for value, text in tiles)
     return f'<div class="tiles">{cells}</div>'
+
+
+def _crowd(data: TrainingData) -> str:
+    """What was read, before anything was trained."""
+    note = ""
+    try:
+        told = data.annotations.summary()
+    except ImportError as error:
+        told = summarize(data.annotations, measure_agreement=False)
+        note = f"Without agreement: {escape(str(error))}"
+    rows = "".join(f"<tr><td>{escape(what)}</td><td>{escape(value)}</td></tr>" for what, value in facts(told))
+    advice = "".join(f'<p class="note">{escape(one.text)}</p>' for one in told.advice)
+    body = _image(picture(told), "labels per item, annotator and class") + f"<table>{rows}</table>{advice}"
+    return _section("Annotations", body, note)
 
 
 def _annotators(found: dict[str, Any], data: TrainingData, estimates: Estimates) -> str:

@@ -301,7 +301,7 @@ def test_an_answer_that_is_no_class_is_learnt_and_never_predicted(root, tmp_path
     text = (root / "annotations.csv").read_text()
     path = tmp_path / "answers.csv"
     path.write_text(text.replace(",red", ",no idea", 4) + "i01,ann,red\n")
-    done = go(frozen(root, tmp_path / "run", annotations=path, unsure=("no idea",)))
+    done = go(frozen(root, tmp_path / "run", annotations=path, unsure=("no idea",), epochs=10))
     assert done.data.labels == (*CLASSES, "no idea") and done.data.classes == CLASSES
     assert done.estimates.confusion.shape[1:] == (3, 4) and done.metrics["test_accuracy"] > 0.6
     rows = list(csv.DictReader((tmp_path / "run" / "labels.csv").open()))
