@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import random
 import re
@@ -10,7 +9,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from torch.utils.data import Dataset
 from crowdnal._utils.extras import require
 from crowdnal.data import USUAL, Annotations, Long, Reading, read_answers, read_labels, read_lines
 from crowdnal.train.config import InputError, TrainConfig
+from crowdnal.train.images import find_images, match, read_image
 from crowdnal.train.progress import Reporter
 
 _LARGE = 1 << 26  # bytes, which take more than a moment to read
-EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 @dataclass(frozen=True)
@@ -170,62 +169,6 @@ def reading_progress(reporter: Reporter | None, path: Path) -> Iterator[Callable
         yield lambda done: track.advance(done - track.done)
 
 
-def find_images(root: Path, argument: str) -> list[str]:
-    """Paths of the images under a folder, relative to it, sorted, with forward slashes."""
-    found = []
-    for path in root.rglob("*"):
-        relative = path.relative_to(root)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if path.suffix.lower() in EXTENSIONS and not hidden and path.is_file():
-            found.append(relative.as_posix())
-    if not found:
-        raise InputError(f"{argument} {root} holds no images ({', '.join(sorted(EXTENSIONS))})")
-    return sorted(found)
-
-
-def match(tasks: Sequence[str], names: Sequence[str], root: Path, where: Callable[[int], str]) -> dict[str, int]:
-    """Row in ``names`` of each distinct task.
-
-    A task is a path relative to the folder, with or without extension, or only the file's name (again with or
-    without extension) where one file has it.
-
-    Raises:
-        InputError: no such file (with near matches), several, or two tasks that are one file.
-    """
-    lookups = [
-        _index(names, lambda name: name),
-        _index(names, lambda name: str(PurePosixPath(name).with_suffix(""))),
-        _index(names, lambda name: PurePosixPath(name).name),
-        _index(names, lambda name: PurePosixPath(name).stem),
-    ]
-    found: dict[str, int] = {}
-    owner: dict[int, str] = {}
-    for row, task in enumerate(tasks):
-        if task in found:
-            continue
-        wanted = str(PurePosixPath(task.replace("\\", "/")))
-        hits = next((lookup[wanted] for lookup in lookups if wanted in lookup), [])
-        if not hits:
-            near = difflib.get_close_matches(wanted, [*names, *lookups[1], *lookups[3]], n=3)
-            hint = f"near matches: {', '.join(dict.fromkeys(near))}" if near else f"it has {names[0]}, for instance"
-            raise InputError(f"{where(row)}: no image {task!r} in {root}; {hint}")
-        if len(hits) > 1:
-            several = ", ".join(names[i] for i in hits[:3])
-            raise InputError(f"{where(row)}: {task!r} could be {several}: give the path relative to {root}")
-        if hits[0] in owner:
-            raise InputError(f"{where(row)}: tasks {owner[hits[0]]!r} and {task!r} are both {names[hits[0]]}")
-        found[task] = hits[0]
-        owner[hits[0]] = task
-    return found
-
-
-def _index(names: Sequence[str], key: Callable[[str], str]) -> dict[str, list[int]]:
-    index: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        index.setdefault(key(name), []).append(i)
-    return index
-
-
 def _fingerprint(annotations: Annotations, images: Images, test: Images) -> str:
     """Digest of what is learnt from: a resumed run must find the same."""
     digest = hashlib.sha256()
@@ -256,13 +199,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
-        image_module = require("PIL.Image", extra="train")
-        path = self.files[row]
-        try:
-            with image_module.open(path) as opened:
-                image = opened.convert(self.mode)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"{path} cannot be read as an image ({error}): mend or remove it") from None
+        image = read_image(self.files[row], self.mode)
         if self.seed is None:
             return self.transform(image), row
         states = random.getstate(), np.random.get_state(), torch.get_rng_state()

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from crowdnal._utils.extras import require
 from crowdnal.data.summary import summarize
 from crowdnal.train import figures
 from crowdnal.train.config import NOT_GIVEN, OPTIONS, in_words
 from crowdnal.train.data import TrainingData
+from crowdnal.train.images import read_image
 from crowdnal.train.inspection import facts, picture
 from crowdnal.train.outputs import TABLE_FILES, Estimates, majority
 
@@ -239,9 +239,7 @@ def _changed(data: TrainingData, estimates: Estimates) -> str:
 
 
 def _thumbnail(path: Path) -> str:
-    image_module = require("PIL.Image", extra="train")
-    with image_module.open(path) as opened:
-        image = opened.convert("RGB")
+    image = read_image(path, "RGB")
     image.thumbnail((180, 180))
     stream = io.BytesIO()
     image.save(stream, format="JPEG", quality=80)

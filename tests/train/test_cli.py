@@ -117,7 +117,7 @@ def test_unreadable_image_in_a_worker(root, tmp_path, capsys):
         root, tmp_path / "run", images=images, annotations=file, workers=1, truth=None, test_images=None,
         test_labels=None,
     )  # fmt: skip
-    check_fails(capsys, arguments(settings), r"a\.png cannot be read as an image .*: mend or remove it$")
+    check_fails(capsys, arguments(settings), r"a\.png cannot be read as an image .*: mend, convert or remove it$")
 
 
 def test_package_that_is_not_there(root, tmp_path, capsys, monkeypatch):
