@@ -103,11 +103,7 @@ def _read_arrow(path: Path, magic: bytes, needed: Sequence[Any]) -> Table:
         parquet = require("pyarrow.parquet", extra="train")
         names = parquet.read_schema(path).names
         wanted = [name for name in needed if name in names]
-        text = [field.name for field in parquet.read_schema(path) if str(field.type) in ("string", "large_string")]
-        data = parquet.read_table(
-            path, columns=wanted if len(wanted) == len(needed) else None,
-            read_dictionary=[name for name in text if name in wanted],
-        )  # fmt: skip
+        data = parquet.read_table(path, columns=wanted if len(wanted) == len(needed) else None)
     return Table({name: data.column(name) for name in data.column_names}, str(path), lambda n: f"{path}, row {n}")
 
 

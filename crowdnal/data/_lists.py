@@ -52,7 +52,7 @@ def _has_lists(raw: Any) -> bool:
     kind = getattr(raw, "type", getattr(raw, "dtype", None))
     if kind is not None and str(kind) != "object":
         return "list" in str(kind).lower()
-    if not hasattr(raw, "__iter__") or isinstance(raw, (str, bytes)):
+    if not hasattr(raw, "__iter__") or not hasattr(raw, "__len__") or isinstance(raw, (str, bytes)):
         return False
     return _listed(next((cell for cell in raw if not _is_none(cell)), None)) is not None
 

@@ -10,7 +10,7 @@ import krippendorff
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.inter_rater import fleiss_kappa
 
@@ -41,6 +41,7 @@ def test_by_hand() -> None:
 
 
 @given(st.integers(2, 5), st.integers(2, 12), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=50)
 def test_agreement_is_that_of_the_libraries(classes: int, items: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     dense = generator.integers(-1, classes, (items, 4))
