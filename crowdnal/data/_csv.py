@@ -100,8 +100,7 @@ def _parse(
             cells = [cells[0] for _, cells in dialect.rows(file)][headed:]
         return [as_ids(read_column(cells)), Column(np.full(len(cells), -1), [])], None
     pandas = require("pandas", extra="train")
-    # Where all columns are wanted, pandas refuses rows with more than one cell beyond the last; else it drops them.
-    every = len(places) == width and not lenient
+    every = not lenient  # only then pandas refuses rows with more than one cell beyond the last, and drops none
     separator = dialect.separator or " "
     first = separator.join("x" * (width + 1)) + "\n"  # tells pandas how wide a row may be
     with text.open() as file:

@@ -192,6 +192,7 @@ def read_matrix(
         written,
         unsure=unsure,
         missing=no_labels(cells, label),
+        first=lambda what, u: (matrix.where or "row {} of matrix".format)(u) if what == "task" else f"column {u}",
     )
 
 

@@ -111,6 +111,7 @@ def read_long(table: Table, want: Long) -> Answers:
         kept = _last_of_each(reading, row)
         label, row, share = label._replace(codes=label.codes[kept]), row[kept], None if share is None else share[kept]
     tasks = task.by_appearance()._replace(declared=True)
+    whole = {"task": tasks, "worker": worker}
     names = {"task": want.task, "worker": want.worker, "label": next(iter(want.choices), None)}
     if share is not None or len(row) < len(task.codes):
         tasks, worker = tasks._replace(codes=tasks.codes[row]), worker._replace(codes=worker.codes[row])
@@ -123,6 +124,7 @@ def read_long(table: Table, want: Long) -> Answers:
         share,
         one_or_several(want.unsure, "unsure"),
         reading.missing,
+        lambda what, u: reading.place(names[what], int((whole[what].codes == u).argmax())),
     )
 
 
