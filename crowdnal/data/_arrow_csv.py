@@ -58,7 +58,8 @@ def read_clean(
             )
         except arrow.ArrowInvalid:
             return None
-    if file.unclear or (dialect.quoted and file.quotes and file.lines > table.num_rows):
+    lines = file.lines + (file.last != b"\n")
+    if dialect.quoted and file.quotes and (file.unclear or lines > table.num_rows):
         return None
     columns = [table.column(c).slice(1 if headed else 0) for c in range(len(places))]
     del table
@@ -77,13 +78,16 @@ class _Watched:
 
     def read(self, size: int = -1) -> bytes:
         content: bytes = self.file.read(size)
+        if not content:
+            return content
+        self.lines += content.count(b"\n")
         if b'"' in content or self.quotes:
             self.quotes = True
-            self.lines += content.count(b"\n")
-            self.unclear = self.unclear or b' "' in self.last + content[:1] or b' "' in content
+            blank = b' "' in self.last + content[:1] or b' "' in content
+            self.unclear = self.unclear or blank or content.count(b"\r") != content.count(b"\r\n")
         self.last = content[-1:]
         self.done += len(content)
-        if self.progress is not None and content:
+        if self.progress is not None:
             self.progress(self.done)
         return content
 

@@ -167,8 +167,8 @@ def _differ(chunks: list[Any]) -> bool:
     """Whether most texts of a long column are rare, so that looking one up misses every cache."""
     if sum(map(len, chunks)) < 100_000:
         return False
-    some = chunks[0][:4096]
-    return len(some.unique()) > len(some) / 2
+    some = chunks[0][:65_536]
+    return len(some.unique()) > len(some) / 4
 
 
 def _encoded(raw: Any) -> Column:

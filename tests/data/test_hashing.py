@@ -65,6 +65,8 @@ CLEAN = "task,worker,label\na,w1,0\nb,w1,1\na,w2,0\n"
         ('note,task,worker,label\n"a\nb",a,w1,0\n"",b,w1,1\n"x",a,w2,0\n', False),  # a cell over two lines
         ('task,worker,label\na, "w1",0\nb,w1,1\na,w2,0\n', False),  # a quote behind a blank
         (CLEAN.replace("w1,0", "w1,0,"), False),
+        ('note,task,worker,label\n,a,w1,0\n"x\ny",b,w1,1\n,a,w2,0', False),
+        ('note,task,worker,label\n,a,w1,0\n"x\ry",b,w1,1\n,a,w2,0', False),
         (CLEAN + ",,\n  \n", False),
     ],
 )

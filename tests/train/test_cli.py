@@ -83,7 +83,7 @@ def test_command_of_a_configuration_is_that_configuration(root, tmp_path, monkey
         ({"holdout": 0.001}, ["--holdout 0.001 of 108 labels leaves one side empty"]),
         ({"test_labels": None}, ["--test-images and --test-labels go together"]),
         ({"images": "nowhere"}, ["--images nowhere is not a folder"]),
-        ({"annotations": "nowhere.csv"}, ["--annotations nowhere.csv is not a file"]),
+        ({"annotations": "nowhere.csv"}, ["--annotations nowhere.csv does not exist"]),
         ({"classes": ("red", "green")}, ["line \\d+, column 'label'.*'blue' is not in --classes"]),
         ({"label_column": "answer"}, ["has no column 'answer', only.*--label-column"]),
     ],
