@@ -134,40 +134,49 @@ def _factorize_arrow(raw: Any) -> Column:
     return _encoded(raw)
 
 
+_SAMPLE = 65_536  # rows by which it is decided how a long column is numbered
+
+
 def _factorize_texts(chunks: list[Any]) -> Column:
     """Text in pieces, none missing. Runs of one text (files are often sorted by task) are looked up once."""
     import pyarrow as pa
-    import pyarrow.compute as compute
 
     chunks = [chunk for chunk in chunks if len(chunk)]
     starts = np.cumsum([0, *map(len, chunks)])
-    heads: list[Any] = []
-    sizes: list[Array | None] = []
-    for chunk in chunks:
-        differ = compute.not_equal(chunk[1:], chunk[:-1]).to_numpy(zero_copy_only=False)
-        run = np.flatnonzero(np.append(True, differ))
-        runs = len(run) < len(chunk) / 2
-        sizes.append(np.diff(np.append(run, len(chunk))) if runs else None)
-        heads.append(chunk.take(pa.array(run)) if runs else chunk)
-    found = None
-    if not any(size is not None for size in sizes) and _differ(chunks):
-        found = number_texts(chunks)
+    runs = len(_run_starts(chunks[0][:_SAMPLE])) < min(len(chunks[0]), _SAMPLE) / 2
+    found = None if runs or not _differ(chunks) else number_texts(chunks)
     if found is not None:
         codes, first = found
         at = np.searchsorted(first, starts)
         pieces = [chunk.take(pa.array(first[at[c] : at[c + 1]] - starts[c])) for c, chunk in enumerate(chunks)]
         return Column(codes, [value for piece in pieces for value in _values(piece)])
-    encoded = pa.chunked_array(heads).dictionary_encode()
-    parts = [piece.indices.to_numpy(zero_copy_only=False) for piece in encoded.chunks]
-    whole = [part if size is None else np.repeat(part, size) for part, size in zip(parts, sizes, strict=True)]
-    return Column(np.concatenate(whole, dtype=np.int64), _values(encoded.chunk(encoded.num_chunks - 1).dictionary))
+    heads = [_run_starts(chunk) for chunk in chunks] if runs else []
+    short = [chunk.take(pa.array(head)) for chunk, head in zip(chunks, heads, strict=True)] if runs else chunks
+    encoded = pa.chunked_array(short).dictionary_encode()
+    codes = np.concatenate(
+        [piece.indices.to_numpy(zero_copy_only=False) for piece in encoded.chunks], dtype=np.int64, casting="safe"
+    )
+    if runs:
+        sizes = [np.diff(np.append(head, len(chunk))) for chunk, head in zip(chunks, heads, strict=True)]
+        codes = np.repeat(codes, np.concatenate(sizes))
+    return Column(codes, _values(encoded.chunk(encoded.num_chunks - 1).dictionary))
+
+
+def _run_starts(chunk: Any) -> Array:
+    """The rows of a piece of text that differ from the row before."""
+    import pyarrow.compute as compute
+
+    differ = compute.not_equal(chunk[1:], chunk[:-1]).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(np.append(True, differ))
 
 
 def _differ(chunks: list[Any]) -> bool:
     """Whether most texts of a long column are rare, so that looking one up misses every cache."""
     if sum(map(len, chunks)) < 100_000:
         return False
-    some = chunks[0][:65_536]
+    import pyarrow as pa
+
+    some = pa.chunked_array(chunks).slice(0, _SAMPLE)
     return len(some.unique()) > len(some) / 4
 
 
