@@ -1,12 +1,14 @@
-"""The command line: ``crowdnal train``, ``crowdnal demo``, ``crowdnal objectives``."""
+"""The command line: ``crowdnal train``, ``crowdnal inspect``, ``crowdnal demo``, ``crowdnal objectives``."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 import crowdnal
 from crowdnal.objectives import OBJECTIVES, table
 from crowdnal.train import InputError, Interrupted, TrainConfig, plan, run
-from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, VALUE_TYPES, default_in_words, flag
+from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, READING, VALUE_TYPES, default_in_words, flag
 from crowdnal.train.options import description, facts, objective_class, option_help, summary
 from crowdnal.train.progress import Reporter
 
@@ -62,7 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     catches = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, terminate) if catches else None
     try:
-        return int(chosen.call(chosen))
+        with warnings.catch_warnings():
+            warnings.showwarning = _tell
+            status = int(chosen.call(chosen))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read the output has enough of it
+        sys.stdout = open(os.devnull, "w")  # so that nothing fails at exit
+        return 128 + signal.SIGPIPE
     except (InputError, OSError, ImportError) as error:
         print(f"crowdnal: error: {_one_line(error)}", file=sys.stderr)
         return 2
@@ -76,7 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def _one_line(error: BaseException) -> str:
+def _tell(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """A warning of the user's files in a line; of anything else as Python shows it."""
+    if category is UserWarning:
+        print(f"crowdnal: warning: {_one_line(message)}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+
+def _one_line(error: BaseException | str) -> str:
     """The message; of an error that a data loader's worker handed over with its traceback, the last line."""
     text = str(error).strip()
     if "Original Traceback" in text:
@@ -92,6 +111,22 @@ def _train(chosen: argparse.Namespace) -> int:
         plan(config, resume=chosen.resume, reporter=reporter)
     else:
         run(config, resume=chosen.resume, reporter=reporter)
+    return 0
+
+
+def _inspect(chosen: argparse.Namespace) -> int:
+    from crowdnal.train import inspection
+
+    if not chosen.annotations.exists():
+        raise InputError(f"{chosen.annotations} does not exist")
+    reporter = Reporter(quiet=chosen.json is not None)
+    found = inspection.inspect_file(chosen.annotations, chosen, reporter)
+    if chosen.json is None:
+        inspection.show(found, reporter)
+    else:
+        inspection.write_json(None if chosen.json == "-" else Path(chosen.json), found)
+    if chosen.picture is not None:
+        chosen.picture.write_bytes(inspection.picture(found.summary))
     return 0
 
 
@@ -157,6 +192,21 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
+    inspect = commands.add_parser(
+        "inspect",
+        help="say what a file of annotations holds, how far annotators agree and which methods suit",
+        description="Read a file of annotations as train does and sum it up: labels per item and annotator, agreement, "
+        "annotators who answer at random, always the same or as another does, and which methods suit.",
+        allow_abbrev=False,
+    )
+    inspect.add_argument("annotations", type=Path, metavar="FILE", help=OPTIONS["annotations"].help)
+    told = inspect.add_argument_group("output")
+    told.add_argument("--json", nargs="?", const="-", metavar="FILE", help="as JSON, here or into a file")
+    told.add_argument("--picture", type=Path, metavar="FILE", help="as a picture too, PNG")
+    reading = inspect.add_argument_group("reading")
+    for name in READING:
+        _add_option(reading, name)
+    inspect.set_defaults(call=_inspect)
     demo = commands.add_parser(
         "demo",
         help="see it work on scikit-learn's digits with simulated annotators (a minute, no download)",

@@ -32,6 +32,7 @@ def from_label_sets(
     annotators: Ids = None,
     tags: Ids = None,
     missing: Any = USUAL,
+    format: str = "long",
 ) -> Annotations:
     """Read one judgement a row: the set of tags that a worker chose for a task.
 
@@ -51,6 +52,7 @@ def from_label_sets(
         annotators: ids of all annotators.
         tags: ids of all tags, in the order wanted. Default: those found, in natural order.
         missing: what else means that there was no judgement, as for :meth:`Annotations.from_long`.
+        format: of a file: long, or the name of a tool's export, as for :meth:`Annotations.read`.
 
     Raises:
         ValueError: for an unknown or missing id, naming the row, and a tag that is not one of ``tags``.
@@ -58,7 +60,7 @@ def from_label_sets(
     if not separator:
         raise ValueError("separator is empty: give the text between two tags")
     want = Long(task, worker, label, weight, missing=missing, sets=True)
-    sets = Annotations.trusted(long_fields(data, want, items, annotators))
+    sets = Annotations.trusted(long_fields(data, want, items, annotators, format))
     ids = sets.vocabulary
     assert ids is not None
     chosen = [_members(value, separator) for value in ids.classes]

@@ -3,7 +3,7 @@
 from crowdnal.data._answers import Answers
 from crowdnal.data._columns import Column
 from crowdnal.data._fields import Fields
-from crowdnal.data._files import Reading
+from crowdnal.data._files import Reading, describe_file
 from crowdnal.data._gold import as_gold, read_labels
 from crowdnal.data._labels import USUAL, encode
 from crowdnal.data._long import Long
@@ -30,6 +30,7 @@ __all__ = [
     "as_gold",
     "collate",
     "concat",
+    "describe_file",
     "distinct",
     "encode",
     "in_natural_order",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ class Answers:
         written: whether it comes from a file, so that ids given as 3 and "3" are one.
         weight: of each answer.
         unsure: labels that are no classes and come last.
+        first: where value u of "task" or "worker" first stands, also in a row without a label; in words.
+        missing: what was read as no label, "" for empty cells, and how often.
     """
 
     task: Column
@@ -35,6 +38,8 @@ class Answers:
     written: bool
     weight: Array | None = None
     unsure: tuple[Hashable, ...] = ()
+    missing: Mapping[str, int] = field(default_factory=dict)
+    first: Callable[[str, int], str] | None = None
 
     def fields(self, items: Ids, annotators: Ids, classes: Ids) -> Fields:
         """In CSR form by item, the ids those given, or those found.
@@ -56,6 +61,7 @@ class Answers:
                 place=lambda n, what=what: self.place(what, n),  # type: ignore[misc]
                 written=self.written,
                 last=self.unsure if name == "classes" else (),
+                first=None if self.first is None else partial(self.first, what),
             )
             for name, (column, wanted, what) in given.items()
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from crowdnal.data._hashing import number_texts
 from crowdnal.data._vocabulary import Array, is_number, plain
 
 
@@ -32,6 +33,10 @@ class Column(NamedTuple):
     def by_appearance(self) -> Column:
         """Only the values that occur, in order of first appearance."""
         size = len(self.codes)
+        if size and int(self.codes[0]) == 0 and int(self.codes.max()) + 1 == len(self.values):
+            seen = np.maximum.accumulate(self.codes)
+            if not (seen[1:] - seen[:-1] > 1).any():
+                return self
         first = np.full(len(self.values) + 1, size, dtype=np.int64)
         first[self.codes[::-1]] = np.arange(size)[::-1]
         order = np.argsort(first[:-1], kind="stable")[: np.count_nonzero(first[:-1] < size)]
@@ -110,10 +115,11 @@ def _factorize_pandas(raw: Any) -> Column:
 
 
 def _factorize_arrow(raw: Any) -> Column:
-    """An Arrow array, chunked or not. Runs of one text (files are often sorted by task) are looked up once."""
+    """An Arrow array, chunked or not."""
     import pyarrow as pa
-    import pyarrow.compute as compute
 
+    if len(raw) and not raw.null_count and (pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type)):
+        return _factorize_texts(raw.chunks if isinstance(raw, pa.ChunkedArray) else [raw])
     if isinstance(raw, pa.ChunkedArray):
         raw = raw.combine_chunks()
         if isinstance(raw, pa.ChunkedArray):  # too long for one array
@@ -125,13 +131,53 @@ def _factorize_arrow(raw: Any) -> Column:
         return _factorize_numbers(raw.to_numpy())
     if pa.types.is_nested(raw.type):
         return _factorize(raw.to_pylist())
-    if len(raw) > 1 and raw.null_count == 0:
-        starts = np.append(True, compute.not_equal(raw[1:], raw[:-1]).to_numpy(zero_copy_only=False))
-        heads = np.flatnonzero(starts)
-        if len(heads) < len(raw) / 2:
-            column = _encoded(raw.take(pa.array(heads)))
-            return column._replace(codes=np.repeat(column.codes, np.diff(np.append(heads, len(raw)))))
     return _encoded(raw)
+
+
+_SAMPLE = 65_536  # rows by which it is decided how a long column is numbered
+
+
+def _factorize_texts(chunks: list[Any]) -> Column:
+    """Text in pieces, none missing. Runs of one text (files are often sorted by task) are looked up once."""
+    import pyarrow as pa
+
+    chunks = [chunk for chunk in chunks if len(chunk)]
+    starts = np.cumsum([0, *map(len, chunks)])
+    runs = len(_run_starts(chunks[0][:_SAMPLE])) < min(len(chunks[0]), _SAMPLE) / 2
+    found = None if runs or not _differ(chunks) else number_texts(chunks)
+    if found is not None:
+        codes, first = found
+        at = np.searchsorted(first, starts)
+        pieces = [chunk.take(pa.array(first[at[c] : at[c + 1]] - starts[c])) for c, chunk in enumerate(chunks)]
+        return Column(codes, [value for piece in pieces for value in _values(piece)])
+    heads = [_run_starts(chunk) for chunk in chunks] if runs else []
+    short = [chunk.take(pa.array(head)) for chunk, head in zip(chunks, heads, strict=True)] if runs else chunks
+    encoded = pa.chunked_array(short).dictionary_encode()
+    codes = np.concatenate(
+        [piece.indices.to_numpy(zero_copy_only=False) for piece in encoded.chunks], dtype=np.int64, casting="safe"
+    )
+    if runs:
+        sizes = [np.diff(np.append(head, len(chunk))) for chunk, head in zip(chunks, heads, strict=True)]
+        codes = np.repeat(codes, np.concatenate(sizes))
+    return Column(codes, _values(encoded.chunk(encoded.num_chunks - 1).dictionary))
+
+
+def _run_starts(chunk: Any) -> Array:
+    """The rows of a piece of text that differ from the row before."""
+    import pyarrow.compute as compute
+
+    differ = compute.not_equal(chunk[1:], chunk[:-1]).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(np.append(True, differ))
+
+
+def _differ(chunks: list[Any]) -> bool:
+    """Whether most texts of a long column are rare, so that looking one up misses every cache."""
+    if sum(map(len, chunks)) < 100_000:
+        return False
+    import pyarrow as pa
+
+    some = pa.chunked_array(chunks).slice(0, _SAMPLE)
+    return len(some.unique()) > len(some) / 4
 
 
 def _encoded(raw: Any) -> Column:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from crowdnal._utils.extras import require
+from crowdnal.data._arrow_csv import read_clean
 from crowdnal.data._columns import Column, read_column
 from crowdnal.data._table import Table, as_ids
 from crowdnal.data._text import Dialect, Text, readable
+from crowdnal.data._vocabulary import Array
 
 Progress = Callable[[int], None]
 
@@ -43,6 +45,9 @@ def read_delimited(
     """
     places = [list(names).index(name) for name in wanted]
     with readable(text.path):
+        clean = read_clean(text, dialect, len(names), places, headed, progress)
+        if clean is not None:
+            return _table(text, dialect, clean, wanted, places, headed)
         try:
             columns, lines = _parse(text, dialect, len(names), places, headed, progress)
             if lines is not None and lines > len(columns[0].codes) + headed:
@@ -66,6 +71,13 @@ def read_delimited(
         _refuse_long_rows(text, dialect, len(names))
     if dialect.separator is None and len(beyond.codes):
         _refuse_short_rows(text, dialect, len(names), columns, places)
+    return _table(text, dialect, columns, wanted, places, headed)
+
+
+def _table(
+    text: Text, dialect: Dialect, columns: list[Column], wanted: Sequence[Any], places: list[int], headed: bool
+) -> Table:
+    columns = list(map(as_ids, columns))
     kept = _kept_rows(columns, [dialect.header[place] for place in places] if headed else None)
     if kept is not None:
         columns = [column._replace(codes=column.codes[kept]).by_appearance() for column in columns]
@@ -92,8 +104,7 @@ def _parse(
             cells = [cells[0] for _, cells in dialect.rows(file)][headed:]
         return [as_ids(read_column(cells)), Column(np.full(len(cells), -1), [])], None
     pandas = require("pandas", extra="train")
-    # Where all columns are wanted, pandas refuses rows with more than one cell beyond the last; else it drops them.
-    every = len(places) == width and not lenient
+    every = not lenient  # only then pandas refuses rows with more than one cell beyond the last, and drops none
     separator = dialect.separator or " "
     first = separator.join("x" * (width + 1)) + "\n"  # tells pandas how wide a row may be
     with text.open() as file:
@@ -145,15 +156,20 @@ class _Watched:
 
 def _kept_rows(columns: list[Column], names: list[str] | None) -> Any:
     """Rows that are neither empty throughout nor the header once more; None for all."""
-    blank = np.logical_and.reduce([column.codes < 0 for column in columns])
-    if names is None or len(columns) < 2:
-        return np.flatnonzero(~blank) if blank.any() else None
-    codes = [
-        column.values.index(name) if name in column.values else -2 for column, name in zip(columns, names, strict=True)
-    ]
-    again = np.logical_and.reduce([c.codes == code for c, code in zip(columns, codes, strict=True)])
-    gone = blank | again
+    gone = _all([(column.codes, -1) for column in columns])
+    if names is not None and len(columns) > 1 and all(n in c.values for c, n in zip(columns, names, strict=True)):
+        gone |= _all([(column.codes, column.values.index(name)) for column, name in zip(columns, names, strict=True)])
     return np.flatnonzero(~gone) if gone.any() else None
+
+
+def _all(pairs: list[tuple[Array, int]]) -> Array:
+    """Where every array has its number; the last of them are only looked at where the first have theirs."""
+    hit: Array = pairs[0][0] == pairs[0][1]
+    for codes, code in pairs[1:]:
+        if not hit.any():
+            break
+        hit &= codes == code
+    return hit
 
 
 def _check_quotes(text: Text, dialect: Dialect) -> Dialect:

@@ -12,7 +12,7 @@ from torch import Tensor
 from crowdnal.data._answers import Answers
 from crowdnal.data._columns import Column, column_names, read_column
 from crowdnal.data._fields import Fields
-from crowdnal.data._labels import USUAL, drop_missing, encode, markers, numbers
+from crowdnal.data._labels import USUAL, drop_missing, encode, markers, no_labels, numbers
 from crowdnal.data._vocabulary import Ids, Vocabulary, distinct, is_number
 
 _MOST_CLASSES = 2**24
@@ -177,7 +177,7 @@ def read_matrix(
     if label is None:
         assert matrix.table is not None
         label = read_column(matrix.table.flatten())
-    label = drop_missing(label, missing, written=written, dense=True, classes=classes, apart=unsure)
+    cells, label = label, drop_missing(label, missing, written=written, dense=True, classes=classes, apart=unsure)
     if written:
         label = numbers(label, unsure)
     cell = np.flatnonzero(label.codes >= 0)
@@ -196,6 +196,8 @@ def read_matrix(
         place,
         written,
         unsure=unsure,
+        missing=no_labels(cells, label),
+        first=lambda what, u: (matrix.where or "row {} of matrix".format)(u) if what == "task" else f"column {u}",
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crowdnal._utils.extras import require
-from crowdnal.data._columns import Column
 from crowdnal.data._csv import Progress, read_delimited
-from crowdnal.data._dense import Matrix, as_matrix, of_columns
-from crowdnal.data._labels import WORDS, as_number, markers, spelled
+from crowdnal.data._dense import Matrix, as_matrix
+from crowdnal.data._json import parse_json
+from crowdnal.data._matrix import each_row_once, is_headless, is_matrix, read_matrix_of, share_values
 from crowdnal.data._table import Table, brief, nested, records
 from crowdnal.data._text import Dialect, Text, read_dialect, read_head, readable
 from crowdnal.data.formats import Head, formats, propose
@@ -48,6 +46,9 @@ def read_file(
     if how.format not in (None, "long", "dense"):
         if how.format not in formats():
             raise ValueError(f"format={how.format!r} is unknown: use long, dense{''.join(f', {n}' for n in formats())}")
+        given = [name for name in ("columns", "separator", "encoding") if getattr(how, name) is not None]
+        if given:
+            raise ValueError(f"format={how.format!r} says how the file is written: leave out {given[0]}=")
         with readable(path):
             return formats()[str(how.format)].read(path)
     with path.open("rb") as file:
@@ -57,13 +58,38 @@ def read_file(
     if magic == b"\x93NUMPY":
         return as_matrix(np.load(path, allow_pickle=False))
     if magic[:4] == b"PK\x03\x04":
-        raise ValueError(f"{path} is a spreadsheet or an archive: save it as CSV, or unpack it")
+        raise ValueError(
+            f"{path} is a spreadsheet or an archive: save it as CSV, unpack it, or give format= if it is an export"
+        )
     text = read_head(path, how.encoding)
     if text.head.lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
-        value, place = _read_json(text)
+        with readable(path):
+            value, place = _read_json(text)
         if value is not None:
             return _of_json(text, value, place, how, needed)
     return _read_text(text, how, needed, missing, named_rows)
+
+
+def describe_file(path: Path, how: Reading, needed: Sequence[Any]) -> dict[str, Any]:
+    """What is seen of a file before it is read: its kind and, of delimited text, encoding, separator and first row."""
+    if how.format not in (None, "long", "dense"):
+        return {"kind": f"export of {how.format}"}
+    with path.open("rb") as file:
+        magic = file.read(6)
+    kinds = {b"PAR1": "Parquet", b"ARRO": "Arrow", b"\x93NUM": "matrix of numpy"}
+    if magic[:4] in kinds:
+        return {"kind": kinds[magic[:4]]}
+    text = read_head(path, how.encoding)
+    if text.head.lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
+        return {"kind": "JSON"}
+    dialect = read_dialect(text, [] if how.columns else needed, how.separator, blanks=True)
+    names = {None: "blanks", "": "none, a cell per line", "\t": "tab"}
+    return {
+        "kind": "delimited text",
+        "encoding": text.encoding,
+        "separator": names.get(dialect.separator, dialect.separator),
+        "first row": dialect.header,
+    }
 
 
 # Parquet, Arrow
@@ -77,11 +103,7 @@ def _read_arrow(path: Path, magic: bytes, needed: Sequence[Any]) -> Table:
         parquet = require("pyarrow.parquet", extra="train")
         names = parquet.read_schema(path).names
         wanted = [name for name in needed if name in names]
-        text = [field.name for field in parquet.read_schema(path) if str(field.type) in ("string", "large_string")]
-        data = parquet.read_table(
-            path, columns=wanted if len(wanted) == len(needed) else None,
-            read_dictionary=[name for name in text if name in wanted],
-        )  # fmt: skip
+        data = parquet.read_table(path, columns=wanted if len(wanted) == len(needed) else None)
     return Table({name: data.column(name) for name in data.column_names}, str(path), lambda n: f"{path}, row {n}")
 
 
@@ -97,26 +119,11 @@ def _of_table(table: Table, how: Reading, needed: Sequence[Any]) -> Table | Matr
 
 
 def _read_json(text: Text) -> tuple[Any, str]:
-    """The value, a list of records for JSON lines, and what a record is called; None where it is no JSON."""
-    with text.open() as file:
-        try:
-            return json.load(file), "record"
-        except json.JSONDecodeError as whole:
-            first = text.head.lstrip("\ufeff \t\r\n").splitlines()[0]
-            try:
-                json.loads(first)
-            except json.JSONDecodeError:
-                if text.head.lstrip("\ufeff \t\r\n")[0] == "{":
-                    raise ValueError(f"{text.path}, line {whole.lineno} is not JSON ({whole.msg})") from None
-                return None, ""
-    found = []
-    with text.open() as file:
-        for number, line in enumerate(file, 1):
-            try:
-                found += [json.loads(line)] if line.strip() else []
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{text.path}, line {number} is not JSON ({error.msg})") from None
-    return found, "line"
+    try:
+        with text.open() as file:
+            return parse_json(file.read(), str(text.path))
+    except UnicodeDecodeError:
+        raise text.undecodable() from None
 
 
 def _of_json(text: Text, value: Any, place: str, how: Reading, needed: Sequence[Any]) -> Table | Matrix:
@@ -159,15 +166,7 @@ def _are_answers(columns: Mapping[str, list[Any]]) -> bool:
     by_worker: dict[Any, set[Any]] = {}
     for worker, label in zip(columns["worker"], columns["label"], strict=True):
         by_worker.setdefault(worker, set()).add(label)
-    return _share_values(list(by_worker.values()), len(columns["label"]))
-
-
-def _share_values(columns: list[set[Any]], cells: int) -> bool:
-    """Whether columns look like labels of one set: few values, most of them in several columns."""
-    values = Counter(value for column in columns for value in column)
-    if cells < 6 or len(columns) < 2:
-        return len({as_number(str(value)) is None for value in values}) <= 1
-    return 2 * sum(count > 1 for count in values.values()) >= len(values) and 2 * len(values) <= cells
+    return share_values(list(by_worker.values()), len(columns["label"]))
 
 
 # Delimited text
@@ -179,7 +178,7 @@ def _read_text(text: Text, how: Reading, needed: Sequence[Any], missing: Any, na
     dialect = read_dialect(text, wanted if names is None else [], how.separator, blanks=True)
     header = dialect.header
     if how.format == "dense":
-        return _each_row_once(_read_matrix(text, dialect, how, missing, names))
+        return each_row_once(read_matrix_of(text, dialect, missing, names, how.progress))
     if names is not None:
         if len(names) != len(header):
             raise ValueError(
@@ -200,14 +199,14 @@ def _read_text(text: Text, how: Reading, needed: Sequence[Any], missing: Any, na
         return read_delimited(
             text, dialect, names, wanted, headed=how.columns is None or header == names, progress=how.progress
         )
-    headless = _is_headless(header)
+    headless = is_headless(header)
     proposed = propose(Head(path, text.head, tuple(header)))
     if proposed:
         raise ValueError(f"{path}: columns {brief(header)}{proposed}")
     matrix = None
     if headless or len(header) not in (3, 4):
-        matrix = _read_matrix(text, dialect, how, missing, None)
-        if (headless and len(header) in (3, 4) and not named_rows) or not _is_matrix(matrix, missing):
+        matrix = read_matrix_of(text, dialect, missing, None, how.progress)
+        if (headless and len(header) in (3, 4) and not named_rows) or not is_matrix(matrix, missing):
             matrix = None
     if matrix is None:
         first = "starts with" if headless else "has columns"
@@ -216,7 +215,7 @@ def _read_text(text: Text, how: Reading, needed: Sequence[Any], missing: Any, na
             f"nor clearly one column of labels per worker; {table.advice()}; or give columns= if the file has no "
             'header, or format="dense" if it is a matrix'
         )
-    return _each_row_once(matrix)
+    return each_row_once(matrix)
 
 
 def _no_column(text: Text, dialect: Dialect, table: Table, name: Any, named: bool) -> str:
@@ -225,62 +224,3 @@ def _no_column(text: Text, dialect: Dialect, table: Table, name: Any, named: boo
         return f"{message}; {table.advice()}"
     message += propose(Head(text.path, text.head, tuple(dialect.header)))
     return f"{message}; {table.advice()}; or give columns= (such as columns=worker,task,label) if it has no header"
-
-
-def _is_headless(header: list[str]) -> bool:
-    indexed = not header[0] and all(header[1:])  # as DataFrame.to_csv names the index
-    return not indexed and all(not cell or cell.casefold() in WORDS or _is_numeral(cell) for cell in header)
-
-
-def _is_numeral(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell
-
-
-def _read_matrix(text: Text, dialect: Dialect, how: Reading, missing: Any, names: list[str] | None) -> Matrix:
-    path, header = text.path, dialect.header
-    headed = names is None and not _is_headless(header)
-    names = header if names is None else names
-    marked = {spelled(marker) for marker in markers(missing)} or {"-1"}
-    if headed:
-        for r, name in enumerate(names[1:], 1):
-            twice = name in names[1:r]
-            if twice or not name or spelled(name) in marked:
-                what = "occurs twice" if twice else "is no name of a worker"
-                raise ValueError(
-                    f"{path}, line 1: column {name!r} {what}: the first line must name the tasks' column and then each "
-                    "worker once"
-                )
-    table = read_delimited(text, dialect, range(len(header)), range(len(header)), headed=headed, progress=how.progress)
-    columns: list[Column] = list(table.columns.values())
-    if not headed:
-        return of_columns(columns, None, list(range(len(header))), table.place)
-    tasks = columns[0]
-    if (tasks.codes < 0).any():
-        n = int((tasks.codes < 0).argmax())
-        raise ValueError(f"{table.place(n)}, column {names[0]!r} is missing, and only labels may be: name the task")
-    return of_columns(columns[1:], [tasks.values[code] for code in tasks.codes], names[1:], table.place)
-
-
-def _each_row_once(matrix: Matrix) -> Matrix:
-    if matrix.items is not None and len(set(matrix.items)) < len(matrix.items):
-        n, task = next((n, task) for n, task in enumerate(matrix.items) if task in matrix.items[:n])
-        assert matrix.where is not None
-        raise ValueError(f"{matrix.where(n)}: task {task!r} has a row already; give it one")
-    return matrix
-
-
-def _is_matrix(matrix: Matrix, missing: Any) -> bool:
-    """Whether the cells look like labels."""
-    assert matrix.cells is not None
-    marked = {spelled(marker) for marker in markers(missing)} or {"-1"}
-    codes = matrix.cells.codes.reshape(matrix.shape)
-    none = {
-        u for u, value in enumerate(matrix.cells.values) if str(value).casefold() in WORDS or spelled(value) in marked
-    }
-    columns = [set(np.unique(codes[:, r]).tolist()) - {-1} - none for r in range(matrix.shape[1])]
-    named = [{spelled(matrix.cells.values[u]) for u in column} for column in columns if column]
-    return _share_values(named, int((~np.isin(codes, [-1, *none])).sum()))

@@ -104,6 +104,13 @@ def drop_missing(
     return result
 
 
+def no_labels(before: Column, after: Column) -> dict[str, int]:
+    """What a column says where it has no label any more, "" for nothing, and how often."""
+    counts = np.bincount(before.codes[after.codes < 0] + 1, minlength=len(before.values) + 1).tolist()
+    found = {"" if u == 0 else str(before.values[u - 1]).strip(): number for u, number in enumerate(counts) if number}
+    return dict(sorted(found.items(), key=lambda marker: -marker[1]))
+
+
 def _is_usual(text: str) -> bool:
     """Of the usual words, ``None`` only as Python writes it: ``NONE`` and ``none`` are classes in real data."""
     return text == "None" or (text.casefold() in WORDS and text.casefold() != "none")
@@ -156,6 +163,7 @@ def encode(
     place: Callable[[int], str],
     written: bool = False,
     last: tuple[Hashable, ...] = (),
+    first: Callable[[int], str] | None = None,
 ) -> tuple[Array, tuple[Hashable, ...]]:
     """Number each value by its place in ``wanted``, or among those found; also gives all ids. Missing ones stay -1.
 
@@ -167,6 +175,7 @@ def encode(
         place: row n in words.
         written: whether the values stand in a file, so that 3 and "3" are one.
         last: values that come after all others.
+        first: where value u stands, if no row of the column has it, in words.
 
     Raises:
         ValueError: for a value that is not wanted, naming the row.
@@ -191,7 +200,8 @@ def encode(
     if name != "classes" and -1 in place_of and not bad.any():  # of rows without a label
         u = place_of.index(-1)
         advice = _advice(column.values, u, ids, name)
-        raise ValueError(f"{column.values[u]!r}, of rows without a label, is not in {name}; {advice}")
+        where = "" if first is None else f"{first(u)}: "
+        raise ValueError(f"{where}{column.values[u]!r}, of rows without a label, is not in {name}; {advice}")
     if bad.any():
         u = int(column.codes[row := int(bad.argmax())])
         raise ValueError(f"{place(row)}: {column.values[u]!r} is not in {name}; {_advice(column.values, u, ids, name)}")

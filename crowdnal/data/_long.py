@@ -11,7 +11,8 @@ import numpy as np
 from crowdnal._utils.extras import require
 from crowdnal.data._answers import Answers
 from crowdnal.data._columns import Column, read_column, read_numbers
-from crowdnal.data._labels import USUAL, drop_missing, numbers, one_or_several, warn
+from crowdnal.data._labels import USUAL, drop_missing, no_labels, numbers, one_or_several, warn
+from crowdnal.data._lists import one_per_row
 from crowdnal.data._table import Table, as_ids
 from crowdnal.data._vocabulary import Array, Ids, distinct, is_number
 
@@ -56,6 +57,7 @@ class _Reading(NamedTuple):
     want: Long
     columns: dict[Any, Column]
     shares: dict[Any, Array]
+    missing: dict[str, int]
 
     def place(self, name: Any, n: int) -> str:
         """The cell of a column in row n."""
@@ -78,7 +80,8 @@ def read_long(table: Table, want: Long) -> Answers:
         name = getattr(want, option)
         if not isinstance(name, Hashable) and not (option == "label" and isinstance(name, Mapping)):
             raise ValueError(f"{option}={name!r} must be the name of a column")
-    reading = _Reading(table, want, {}, {})
+    table = one_per_row(table, want.worker, want.columns)
+    reading = _Reading(table, want, {}, {}, {})
     for name in want.columns:
         raw, place = table.column(name), partial(reading.place, name)
         if name in want.shares:
@@ -112,6 +115,7 @@ def read_long(table: Table, want: Long) -> Answers:
         kept = _last_of_each(reading, row)
         label, row, share = label._replace(codes=label.codes[kept]), row[kept], None if share is None else share[kept]
     tasks = task.by_appearance()._replace(declared=True)
+    whole = {"task": tasks, "worker": worker}
     names = {"task": want.task, "worker": want.worker, "label": next(iter(want.choices), None)}
     if share is not None or len(row) < len(task.codes):
         tasks, worker = tasks._replace(codes=tasks.codes[row]), worker._replace(codes=worker.codes[row])
@@ -123,6 +127,8 @@ def read_long(table: Table, want: Long) -> Answers:
         table.written,
         share,
         one_or_several(want.unsure, "unsure"),
+        reading.missing,
+        lambda what, u: reading.place(names[what], int((whole[what].codes == u).argmax())),
     )
 
 
@@ -172,8 +178,19 @@ def _choices(reading: _Reading) -> tuple[Column, Array, Array | None]:
     if not counts or any(not is_number(count) or not 0 <= count < float("inf") for count in counts):
         raise ValueError(f"label={want.label!r} must give for each column what a label in it counts, 0 or more")
     label = _below_each_other([reading.columns[name] for name in want.choices])
+    if written and not want.sets and any(isinstance(value, frozenset) for value in label.values):
+        u = next(u for u, value in enumerate(label.values) if isinstance(value, frozenset))
+        n = int((label.codes == u).argmax()) % max(len(reading.columns[want.task].codes), 1)
+        raise ValueError(
+            f"{reading.place(next(iter(want.choices)), n)} has several labels, {', '.join(sorted(label.values[u]))}: "
+            "crowdnal.multilabel.from_label_sets reads sets of tags"
+        )
     apart = one_or_several(want.unsure, "unsure")
-    label = drop_missing(label, want.missing, written=written, dense=False, classes=want.classes, apart=apart)
+    cells, label = (
+        label,
+        drop_missing(label, want.missing, written=written, dense=False, classes=want.classes, apart=apart),
+    )
+    reading.missing.update(no_labels(cells, label))
     if written and not want.sets:
         label = numbers(label, apart)
     row = np.flatnonzero(label.codes >= 0)

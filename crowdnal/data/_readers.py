@@ -16,10 +16,10 @@ from crowdnal.data._table import Table, as_table
 from crowdnal.data._vocabulary import Ids
 
 
-def long_fields(data: Any, want: Long, items: Ids, annotators: Ids) -> Fields:
+def long_fields(data: Any, want: Long, items: Ids, annotators: Ids, format: str = "long") -> Fields:
     """See ``Annotations.from_long``."""
     if isinstance(data, (str, os.PathLike)):
-        return file_fields(data, Reading("long"), want, items, annotators)
+        return file_fields(data, Reading(format), want, items, annotators)
     return read_long(as_table(data), want).fields(items, annotators, want.classes)
 
 
@@ -65,8 +65,8 @@ def read_answers(path: str | os.PathLike[str], how: Reading, want: Long, items: 
 
 
 def _of_table(table: Table, how: Reading, want: Long) -> Answers:
-    if how.format not in (None, "long"):  # an export: its reader has named the columns
-        weight = "weight" if "weight" in table.columns else None
-        last = "time" if want.last and "time" in table.columns else bool(want.last)
-        want = want._replace(task="task", worker="worker", label="label", weight=weight, last=last)
+    if how.format not in (None, "long"):  # an export, whose reader knows where weights and times are
+        weight = "weight" if want.weight is None and "weight" in table.columns else want.weight
+        last = "time" if want.last is True and "time" in table.columns else want.last
+        want = want._replace(weight=weight, last=last)
     return read_long(table, want)

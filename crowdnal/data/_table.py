@@ -119,6 +119,10 @@ def records(rows: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
 
 def as_ids(column: Column) -> Column:
     """Ids of a file: kept as written, without blanks around them; empty is missing."""
+    if set(map(type, column.values)) == {str} and "" not in column.values:
+        text = "".join(column.values)
+        if text.split(None, 1) == [text]:  # no blank anywhere
+            return column
     stripped = [value.strip() if isinstance(value, str) else value for value in column.values]
     if stripped == column.values and "" not in stripped:
         return column

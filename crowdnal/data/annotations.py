@@ -23,6 +23,8 @@ from crowdnal.data._vocabulary import Ids, Vocabulary, decode
 if TYPE_CHECKING:
     import pandas
 
+    from crowdnal.data.summary import Summary
+
 __all__ = ["Annotations", "as_annotations", "collate", "concat"]
 
 
@@ -251,6 +253,22 @@ class Annotations:
     def from_label_matrix(cls, matrix: Any, *, num_classes: int, abstain: Any = -1) -> Annotations:
         """Read a weak-supervision label matrix ``[N, R]``, one column a labelling function."""
         return cls.from_dense(matrix, num_classes=num_classes, missing=abstain)
+
+    # Telling
+
+    def summary(self) -> Summary:
+        """What there is to know before a model is trained; ``crowdnal inspect`` shows it.
+
+        Labels per item and annotator, agreement, votes and ties, groups of annotators that share no items, annotators
+        who answer at random, always the same or as another does, items nobody agrees on, and which methods suit. Of
+        very many items agreement and odd annotators are judged by a random part, always the same.
+
+        Raises:
+            ImportError: krippendorff, statsmodels or scipy is missing; the message names the extra.
+        """
+        from crowdnal.data.summary import summarize
+
+        return summarize(self)
 
     # Writing
 

@@ -129,8 +129,10 @@ def _session(given: TrainConfig, resume: bool, reporter: Reporter) -> _Session:
     recorded = _open(config, resume)
     if config.log == "tensorboard":
         require("tensorboard", extra="tensorboard")
-    data = _input_errors(data_module.load, config)
+    data = _input_errors(data_module.load, config, reporter)
     seed_everything(derive_seed(config.seed, "objective"))
+    if len(data.labels) > len(data.classes):
+        options["num_labels"] = len(data.labels)
     objective = _input_errors(kind, len(data.classes), data.annotations.num_annotators, **options)
     seed_everything(derive_seed(config.seed, "model"))
     model, origin = create_model(config, len(data.classes))

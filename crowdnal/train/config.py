@@ -16,6 +16,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from crowdnal.data.formats import formats
+
 NOT_GIVEN = "not given"
 
 # Groups of the help, with what is said of each.
@@ -77,12 +79,18 @@ def _rule(holds: Callable[[Any], bool], words: str) -> Callable[[Any], str | Non
 
 _is_folder = _rule(Path.is_dir, "is not a folder")
 _is_file = _rule(Path.is_file, "is not a file")
+_exists = _rule(Path.exists, "does not exist")  # an export may be a folder
 _not_empty = _rule(bool, "must not be empty")
 _fraction = _rule(lambda value: 0 <= value < 1, "must be at least 0 and below 1")
 _positive = _rule(lambda value: 0 < value < float("inf"), "must be above 0")
 _not_negative = _rule(lambda value: 0 <= value < float("inf"), "must be 0 or more")
 _count = _rule(lambda value: value >= 1, "must be 1 or more")
 _names = _rule(lambda names: len(set(names)) >= max(2, len(names)), "must be two or more different names")
+
+
+def _is_format(name: str) -> str | None:
+    known = ("auto", "long", "dense", *formats())
+    return None if name in known else f"is unknown: use one of {', '.join(known)}"
 
 
 def _at_most(most: int) -> Callable[[Any], str | None]:
@@ -125,22 +133,34 @@ class TrainConfig:
     images: Path = option("data", "folder of images, searched in depth", MISSING, metavar="DIR", check=_is_folder)
     annotations: Path = option(
         "data", "labels: one per row (columns task, worker, label), or dense: a row per image, a column per worker",
-        MISSING, check=_is_file)
+        MISSING, check=_exists)
     out: Path = option("running", "folder for everything that is written", MISSING, metavar="DIR", free=True)
     model: str = option("model", "timm model, local-dir:PATH or hf-hub:NAME", MISSING, check=_not_empty)
     objective: str = option("objective", "how annotators are modelled", "feature-em")
     options: tuple[str, ...] = option(
         "objective", "argument of the objective; repeatable", (), metavar="KEY=VALUE", flag="--option")
-    format: Literal["auto", "long", "dense"] = option(
-        "data", "of the annotations", "auto", unset="auto, by the header")
+    format: str = option(
+        "data", f"of the annotations: auto, long, dense, or the export of a tool: {', '.join(formats())}", "auto",
+        metavar="NAME", unset="auto, by the header", check=_is_format)
     items: Path | None = option(
         "data", "image of each row of a dense file without header (and of --truth with a label per line), one per line",
         check=_is_file)
     task_column: str = option("data", "column of the image", "task")
     worker_column: str = option("data", "column of the annotator", "worker")
     label_column: str = option("data", "column of the label", "label")
+    probabilities: tuple[str, ...] | None = option(
+        "data", "instead of --label-column a column per class: each class with a probability above 0 is a label that "
+        "counts as much; --classes names them otherwise", metavar="A,B,C", check=_names)
+    weight_column: str | None = option("data", "column of how much a label counts, such as a confidence")
+    last: str | None = option(
+        "data", "of several labels of a worker for an image only the last counts: column of the time, or 'row' for the "
+        "order of the rows", metavar="COLUMN", unset="all count")
+    unsure: tuple[str, ...] | None = option(
+        "data", "answers that are no classes, such as 'cannot tell'", metavar="A,B,C")
     columns: tuple[str, ...] | None = option(
         "data", "names of all columns of the annotations, where they have no header", metavar="A,B,C")
+    separator: str | None = option(
+        "data", "between the cells of the annotations", metavar="TEXT", unset="by the header", check=_not_empty)
     encoding: str | None = option("data", "of the annotations", metavar="NAME", unset="by its mark, else utf-8")
     missing: tuple[str, ...] | None = option(
         "data", "what stands for no label, beside the usual words (NA, null, ...); '' means that only empty cells do",
@@ -216,16 +236,8 @@ class TrainConfig:
         return config
 
     def _check(self) -> None:
-        for name, known in OPTIONS.items():
-            value, kind = getattr(self, name), VALUE_TYPES[name]
-            if value is None:
-                continue
-            problem = known.check(value) if known.check else None
-            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-                problem = f"is unknown: use one of {', '.join(typing.get_args(kind))}"
-            if problem is not None:
-                shown = repr(value) if isinstance(value, (str, float)) else in_words(value)
-                raise InputError(f"{flag(name)} {shown} {problem}")
+        for name in OPTIONS:
+            check_option(name, getattr(self, name))
         if self.weights is not None and self.pretrained:
             raise InputError("--weights and --pretrained exclude each other: give one of them")
         if (self.test_images is None) != (self.test_labels is None):
@@ -264,6 +276,30 @@ VALUE_TYPES = {  # of a field that is not None
     name: typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
     for name, hint in typing.get_type_hints(TrainConfig).items()
 }
+
+
+# Of the annotations, whatever is done with them
+READING = (
+    "format", "items", "task_column", "worker_column", "label_column", "probabilities", "weight_column", "last",
+    "unsure", "columns", "separator", "encoding", "missing", "classes",
+)  # fmt: skip
+
+
+def check_option(name: str, value: Any) -> None:
+    """Check the value of one option.
+
+    Raises:
+        InputError: naming it.
+    """
+    known, kind = OPTIONS[name], VALUE_TYPES[name]
+    if value is None:
+        return
+    problem = known.check(value) if known.check else None
+    if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+        problem = f"is unknown: use one of {', '.join(typing.get_args(kind))}"
+    if problem is not None:
+        shown = repr(value) if isinstance(value, (str, float)) else in_words(value)
+        raise InputError(f"{flag(name)} {shown} {problem}")
 
 
 def flag(name: str) -> str:

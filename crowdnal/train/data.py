@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import random
 import re
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from torch.utils.data import Dataset
 from crowdnal._utils.extras import require
 from crowdnal.data import USUAL, Annotations, Long, Reading, read_answers, read_labels, read_lines
 from crowdnal.train.config import InputError, TrainConfig
+from crowdnal.train.images import find_images, match, read_image
+from crowdnal.train.progress import Reporter
 
-EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_LARGE = 1 << 26  # bytes, which take more than a moment to read
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,10 @@ class Images:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """All images of ``--images`` with their annotations (none for some), and the labelled test images."""
+    """All images of ``--images`` with their annotations (none for some), and the labelled test images.
+
+    ``classes`` are what the model tells apart; behind them among ``labels`` are answers that are no class.
+    """
 
     images: Images
     annotations: Annotations
@@ -46,25 +51,29 @@ class TrainingData:
     classes: tuple[str, ...]
     fingerprint: str
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of all labels."""
+        assert self.annotations.vocabulary is not None
+        return tuple(map(str, self.annotations.vocabulary.classes))
 
-def load(config: TrainConfig) -> TrainingData:
+
+def load(config: TrainConfig, reporter: Reporter | None = None) -> TrainingData:
     """Read and match everything a configuration names.
+
+    Args:
+        config: of the run.
+        reporter: shows how far the reading is.
 
     Raises:
         InputError: naming the file, the line and the fix.
     """
     names = find_images(config.images, "--images")
-    want = Long(
-        config.task_column,
-        config.worker_column,
-        config.label_column,
-        missing=USUAL if config.missing is None else tuple(filter(None, config.missing)),
-        classes=config.classes,
-    )
     with as_options():
         lines = None if config.items is None else read_lines(config.items)
-        how = Reading(None if config.format == "auto" else config.format, config.columns, encoding=config.encoding)
-        answers = read_answers(config.annotations, how, want, lines)
+        how, want = how_to_read(config)
+        with reading_progress(reporter, config.annotations) as progress:
+            answers = read_answers(config.annotations, how._replace(progress=progress), want, lines)
     if not len(answers.label.codes):
         raise InputError(f"{config.annotations} has no labels at all: check --format and --missing")
 
@@ -80,7 +89,8 @@ def load(config: TrainConfig) -> TrainingData:
     with as_options():
         annotations = Annotations.trusted(answers.fields(ids, None, config.classes))
     assert annotations.vocabulary is not None
-    classes = tuple(map(str, annotations.vocabulary.classes))
+    unsure = () if config.unsure is None else config.unsure
+    classes = tuple(str(name) for name in annotations.vocabulary.classes if name not in unsure)
     if len(classes) < 2:
         raise InputError(f"{config.annotations}: all labels are {classes[0]!r}; give all classes with --classes")
 
@@ -88,13 +98,29 @@ def load(config: TrainConfig) -> TrainingData:
     if config.truth is not None:
         with as_options():
             labels = read_labels(config.truth, items=lines, task=config.task_column, label=config.label_column)
-            codes = labels.codes(annotations.vocabulary.classes)
+            codes = labels.codes(annotations.vocabulary.classes[: len(classes)])
         known = list(map(str, labels.items))
         at = match(known, names, config.images, labels.place)
         truth[[at[task] for task in known]] = codes
     images = Images(tuple(config.images / name for name in names), tuple(ids), truth)
-    test = _test_images(config, annotations.vocabulary.classes)
+    test = _test_images(config, annotations.vocabulary.classes[: len(classes)])
     return TrainingData(images, annotations, test, classes, _fingerprint(annotations, images, test))
+
+
+def how_to_read(config: Any) -> tuple[Reading, Long]:
+    """How the annotations are written, and what their columns mean; of a configuration's options of that name."""
+    how = Reading(None if config.format == "auto" else config.format, config.columns, config.separator, config.encoding)
+    return how, Long(
+        config.task_column,
+        config.worker_column,
+        config.label_column,
+        config.weight_column,
+        config.probabilities,
+        last=True if config.last == "row" else config.last or False,
+        unsure=config.unsure or (),
+        missing=USUAL if config.missing is None else tuple(filter(None, config.missing)),
+        classes=config.classes,
+    )
 
 
 def _test_images(config: TrainConfig, classes: Sequence[Hashable]) -> Images:
@@ -112,77 +138,42 @@ def _test_images(config: TrainConfig, classes: Sequence[Hashable]) -> Images:
 
 @contextmanager
 def as_options(**other: str) -> Iterator[None]:
-    """A reader's errors in the words of the command: ``task=`` is --task-column."""
-    flags = {name: f"--{name}-column" for name in ("task", "worker", "label")}
-    flags |= {name: f"--{name}" for name in ("classes", "columns", "encoding", "format", "items", "missing")} | other
-    try:
-        yield
-    except ValueError as error:
-        text = re.sub(r"\bis not in classes\b", "is not in classes=", str(error))
-        argument = rf"\b({'|'.join(flags)})=(?=(['\"\w])?)"  # with its value behind it, or without
-        raise InputError(re.sub(argument, lambda match: flags[match[1]] + " " * bool(match[2]), text)) from None
+    """A reader's errors and warnings in the words of the command: ``task=`` is --task-column."""
+    flags = {name: f"--{name}-column" for name in ("task", "worker", "label", "weight")}
+    words = ("classes", "columns", "encoding", "format", "items", "last", "missing", "probabilities", "separator")
+    flags |= {name: f"--{name}" for name in (*words, "unsure")} | other
+    argument = rf"\b({'|'.join(flags)})=(?=(['\"\w])?)"  # with its value behind it, or without
+
+    def said(text: str) -> str:
+        text = re.sub(r"\bis not in classes\b", "is not in classes=", text).replace("missing=()", "missing=''")
+        return re.sub(argument, lambda match: flags[match[1]] + " " * bool(match[2]), text)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except ValueError as error:
+            raise InputError(said(str(error))) from None
+    for warning in caught:
+        warnings.warn_explicit(said(str(warning.message)), warning.category, warning.filename, warning.lineno)
 
 
-def find_images(root: Path, argument: str) -> list[str]:
-    """Paths of the images under a folder, relative to it, sorted, with forward slashes."""
-    found = []
-    for path in root.rglob("*"):
-        relative = path.relative_to(root)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if path.suffix.lower() in EXTENSIONS and not hidden and path.is_file():
-            found.append(relative.as_posix())
-    if not found:
-        raise InputError(f"{argument} {root} holds no images ({', '.join(sorted(EXTENSIONS))})")
-    return sorted(found)
-
-
-def match(tasks: Sequence[str], names: Sequence[str], root: Path, where: Callable[[int], str]) -> dict[str, int]:
-    """Row in ``names`` of each distinct task.
-
-    A task is a path relative to the folder, with or without extension, or only the file's name (again with or
-    without extension) where one file has it.
-
-    Raises:
-        InputError: no such file (with near matches), several, or two tasks that are one file.
-    """
-    lookups = [
-        _index(names, lambda name: name),
-        _index(names, lambda name: str(PurePosixPath(name).with_suffix(""))),
-        _index(names, lambda name: PurePosixPath(name).name),
-        _index(names, lambda name: PurePosixPath(name).stem),
-    ]
-    found: dict[str, int] = {}
-    owner: dict[int, str] = {}
-    for row, task in enumerate(tasks):
-        if task in found:
-            continue
-        wanted = str(PurePosixPath(task.replace("\\", "/")))
-        hits = next((lookup[wanted] for lookup in lookups if wanted in lookup), [])
-        if not hits:
-            near = difflib.get_close_matches(wanted, [*names, *lookups[1], *lookups[3]], n=3)
-            hint = f"near matches: {', '.join(dict.fromkeys(near))}" if near else f"it has {names[0]}, for instance"
-            raise InputError(f"{where(row)}: no image {task!r} in {root}; {hint}")
-        if len(hits) > 1:
-            several = ", ".join(names[i] for i in hits[:3])
-            raise InputError(f"{where(row)}: {task!r} could be {several}: give the path relative to {root}")
-        if hits[0] in owner:
-            raise InputError(f"{where(row)}: tasks {owner[hits[0]]!r} and {task!r} are both {names[hits[0]]}")
-        found[task] = hits[0]
-        owner[hits[0]] = task
-    return found
-
-
-def _index(names: Sequence[str], key: Callable[[str], str]) -> dict[str, list[int]]:
-    index: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        index.setdefault(key(name), []).append(i)
-    return index
+@contextmanager
+def reading_progress(reporter: Reporter | None, path: Path) -> Iterator[Callable[[int], None] | None]:
+    """A bar for the reading of a large file, on a terminal; what is yielded is told the characters read so far."""
+    size = path.stat().st_size if path.is_file() else 0
+    if reporter is None or not reporter.console.is_terminal or size < _LARGE:
+        yield None
+        return
+    with reporter.track(f"reading {path.name}", size) as track:
+        yield lambda done: track.advance(done - track.done)
 
 
 def _fingerprint(annotations: Annotations, images: Images, test: Images) -> str:
     """Digest of what is learnt from: a resumed run must find the same."""
     digest = hashlib.sha256()
-    for tensor in (annotations.indptr, annotations.annotator, annotations.label, images.truth, test.truth):
+    weights = [] if annotations.weight is None else [annotations.weight]
+    for tensor in (annotations.indptr, annotations.annotator, annotations.label, images.truth, test.truth, *weights):
         digest.update(tensor.contiguous().numpy().tobytes())
     vocabulary = annotations.vocabulary
     assert vocabulary is not None
@@ -208,13 +199,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
-        image_module = require("PIL.Image", extra="train")
-        path = self.files[row]
-        try:
-            with image_module.open(path) as opened:
-                image = opened.convert(self.mode)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"{path} cannot be read as an image ({error}): mend or remove it") from None
+        image = read_image(self.files[row], self.mode)
         if self.seed is None:
             return self.transform(image), row
         states = random.getstate(), np.random.get_state(), torch.get_rng_state()

@@ -130,7 +130,9 @@ def _table(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
 
 def _compare(results: dict[str, Result], labels: tuple[Annotations, Tensor], annotators: Crowd) -> dict[str, Any]:
     annotations, truth = labels
-    found: dict[str, Any] = {"vote": {"label_accuracy": metrics.accuracy(majority(annotations), truth)}}
+    found: dict[str, Any] = {
+        "vote": {"label_accuracy": metrics.accuracy(majority(annotations, annotations.num_classes), truth)}
+    }
     for name, result in results.items():
         vocabulary = result.data.annotations.vocabulary
         assert vocabulary is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
@@ -75,13 +75,13 @@ def learning_curve(history: Sequence[dict[str, Any]], selected_epoch: int | None
 
 
 @_styled
-def confusion(matrix: Tensor, classes: Sequence[str]) -> Any:
+def confusion(matrix: Tensor, classes: Sequence[str], labels: Sequence[str] = ()) -> Any:
     """One confusion matrix ``[C, K]``, rows = true class, with numbers where they fit."""
     size = len(classes)
     side = min(3.2 + 0.32 * size, 9.0)
     figure, (ax,) = _figure(1, (side + 1.0, side))
     image = _heatmap(ax, matrix)
-    _ticks(ax, classes, x=True, y=True)
+    _ticks(ax, classes, labels or classes, x=True, y=True)
     ax.set_xlabel("label given")
     ax.set_ylabel("true class")
     if size <= _MAX_NUMBERS:
@@ -93,7 +93,9 @@ def confusion(matrix: Tensor, classes: Sequence[str]) -> Any:
 
 
 @_styled
-def confusions(matrices: Tensor, titles: Sequence[str], classes: Sequence[str], columns: int = 4) -> Any:
+def confusions(
+    matrices: Tensor, titles: Sequence[str], classes: Sequence[str], labels: Sequence[str] = (), columns: int = 4
+) -> Any:
     """Small multiples of confusion matrices ``[n, C, K]``; class names at the outer edges only."""
     count = len(titles)
     columns = min(columns, count)
@@ -113,7 +115,7 @@ def confusions(matrices: Tensor, titles: Sequence[str], classes: Sequence[str], 
         ax = place(x, y, side, side)
         image = _heatmap(ax, matrices[i])
         ax.set_title(title, fontsize=8.5, fontweight="normal")
-        _ticks(ax, classes, x=i + columns >= count, y=i % columns == 0, most=_MAX_SMALL_TICKS)
+        _ticks(ax, classes, labels or classes, x=i + columns >= count, y=i % columns == 0, most=_MAX_SMALL_TICKS)
     middle = bottom + (height - bottom - top) / 2
     figure.colorbar(image, cax=place(width - right + 0.2, middle - 0.9, 0.13, 1.8), label="probability")
     figure.text((left + (width - left - right) / 2) / width, 0.08 / height, "label given", ha="center")
@@ -147,6 +149,37 @@ def reliability(num_labels: Tensor, values: Tensor, spammer: Tensor) -> Any:
     return figure
 
 
+@_styled
+def crowd(items: Mapping[int, int], annotators: Mapping[int, int], classes: Mapping[Any, int]) -> Any:
+    """Items by their number of labels, annotators by theirs, and the labels of each class, the first of many."""
+    figure, axes = _figure(3, (10.2, 2.8))
+    panels = [(axes[0], items, "items", BLUE), (axes[1], annotators, "annotators", ORANGE)]
+    for ax, by_labels, what, colour in panels:
+        numbers, heights = np.array(list(by_labels)), np.array(list(by_labels.values()), dtype=float)
+        if len(numbers) and numbers.max() > 40:
+            edges = np.unique(np.geomspace(1, numbers.max() + 1, 25).round())
+            heights, edges = np.histogram(numbers, bins=edges, weights=heights)
+            ax.bar(edges[:-1], heights, np.diff(edges), align="edge", color=colour, edgecolor="white", linewidth=0.4)
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter("{x:,.0f}")
+            ax.xaxis.set_minor_formatter("")
+        else:
+            ax.bar(numbers, heights, 0.8, color=colour)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_title(f"{what} by number of labels")
+        ax.set_xlabel("number of labels")
+    shown = list(classes.items())[:_MAX_TICKS]
+    places = range(len(shown))
+    axes[2].barh(places, [number for _, number in shown], color=GREEN)
+    axes[2].set_yticks(places, [short(name) for name, _ in shown])
+    axes[2].invert_yaxis()
+    axes[2].set_title("labels by class" + (f", the first {_MAX_TICKS}" if len(classes) > _MAX_TICKS else ""))
+    for ax in axes:
+        ax.grid(axis="x" if ax is axes[2] else "y", color=GRID, linewidth=0.8)
+        ax.set_axisbelow(True)
+    return figure
+
+
 def _figure(count: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
     figure = _empty_figure(size)
     return figure, figure.subplots(1, count, squeeze=False).ravel().tolist()
@@ -163,11 +196,14 @@ def _heatmap(ax: Any, matrix: Tensor) -> Any:
     return ax.imshow(matrix.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
 
 
-def _ticks(ax: Any, classes: Sequence[str], *, x: bool, y: bool, most: int = _MAX_TICKS) -> None:
-    step = -(-len(classes) // most)
-    places = list(range(0, len(classes), step))
-    names = [short(classes[i]) for i in places]
+def _ticks(ax: Any, classes: Sequence[str], labels: Sequence[str], *, x: bool, y: bool, most: int = _MAX_TICKS) -> None:
+    """Classes down, labels across."""
+    down, across = (
+        [(i, short(words[i])) for i in range(0, len(words), -(-len(words) // most))] for words in (classes, labels)
+    )
+    places, names = zip(*across, strict=True)
     ax.set_xticks(places if x else [], names if x else [], rotation=90 if max(map(len, names)) > 3 else 0)
+    places, names = zip(*down, strict=True)
     ax.set_yticks(places if y else [], names if y else [])
     ax.tick_params(length=2, labelsize=8)
     for spine in ax.spines.values():

@@ -95,9 +95,10 @@ def estimate(
     )
 
 
-def majority(annotations: Annotations) -> Tensor:
-    """``[N]`` class with most labels, the first of equals, -1 without labels."""
-    return torch.where(annotations.counts > 0, annotations.votes().argmax(1), -1)
+def majority(annotations: Annotations, num_classes: int) -> Tensor:
+    """``[N]`` class with most labels, the first of equals, -1 without labels; what is no class does not vote."""
+    votes = annotations.votes()[:, :num_classes]
+    return torch.where(votes.sum(1) > 0, votes.argmax(1), -1)
 
 
 def measure(data: TrainingData, estimates: Estimates) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def measure(data: TrainingData, estimates: Estimates) -> dict[str, Any]:
             "items": len(truth),
             "label_accuracy": metrics.accuracy(estimates.posterior[known], truth),
             "model_accuracy": metrics.accuracy(estimates.probs[known], truth),
-            "majority_vote_accuracy": metrics.accuracy(majority(data.annotations)[known], truth),
+            "majority_vote_accuracy": metrics.accuracy(majority(data.annotations, len(data.classes))[known], truth),
         }
     given = estimates.num_labels > 0
     found["mean_reliability"] = float(estimates.reliability[given].mean())
@@ -137,7 +138,7 @@ def write_tables(out: Path, data: TrainingData, estimates: Estimates, history: S
     names = data.classes
     columns = (
         data.images.ids, label.indices.tolist(), label.values.tolist(), model.indices.tolist(), model.values.tolist(),
-        data.annotations.counts.tolist(), majority(data.annotations).tolist(),
+        data.annotations.counts.tolist(), majority(data.annotations, len(names)).tolist(),
     )  # fmt: skip
     _write_csv(
         out / "labels.csv",

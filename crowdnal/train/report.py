@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
-from crowdnal._utils.extras import require
+from crowdnal.data.summary import summarize
 from crowdnal.train import figures
 from crowdnal.train.config import NOT_GIVEN, OPTIONS, in_words
 from crowdnal.train.data import TrainingData
+from crowdnal.train.images import read_image
+from crowdnal.train.inspection import facts, picture
 from crowdnal.train.outputs import TABLE_FILES, Estimates, majority
 
 _CONFUSIONS = 12
@@ -70,6 +72,7 @@ def render(found: dict[str, Any], data: TrainingData, estimates: Estimates, hist
         f"{escape(found['weights'])} · crowdnal {escape(found['crowdnal'])}</p>",
         _tiles(found),
         _section("Learning curve", _image(figures.learning_curve(history, found["selected_epoch"]), "learning curve")),
+        _crowd(data),
         _annotators(found, data, estimates),
         _confusions(data, estimates),
         _changed(data, estimates),
@@ -133,6 +136,20 @@ def _tiles(found: dict[str, Any]) -> str:
     return f'<div class="tiles">{cells}</div>'
 
 
+def _crowd(data: TrainingData) -> str:
+    """What was read, before anything was trained."""
+    note = ""
+    try:
+        told = data.annotations.summary()
+    except ImportError as error:
+        told = summarize(data.annotations, measure_agreement=False)
+        note = f"Without agreement: {escape(str(error))}"
+    rows = "".join(f"<tr><td>{escape(what)}</td><td>{escape(value)}</td></tr>" for what, value in facts(told))
+    advice = "".join(f'<p class="note">{escape(one.text)}</p>' for one in told.advice)
+    body = _image(picture(told), "labels per item, annotator and class") + f"<table>{rows}</table>{advice}"
+    return _section("Annotations", body, note)
+
+
 def _annotators(found: dict[str, Any], data: TrainingData, estimates: Estimates) -> str:
     given = (estimates.num_labels > 0).nonzero()[:, 0]
     counts, values = estimates.num_labels[given], estimates.reliability[given]
@@ -189,15 +206,15 @@ def _confusions(data: TrainingData, estimates: Estimates) -> str:
         for r in top.tolist()
     ]
     body = (
-        _image(figures.confusion(mean, data.classes), "mean confusion matrix")
+        _image(figures.confusion(mean, data.classes, data.labels), "mean confusion matrix")
         + '<p class="note">Mean over all labels. Rows are true classes and sum to 1.</p><br>'
-        + _image(figures.confusions(estimates.confusion[top], titles, data.classes), "confusion matrices")
+        + _image(figures.confusions(estimates.confusion[top], titles, data.classes, data.labels), "confusion matrices")
     )
     return _section("Confusion", body, "The annotators with most labels: name, number of labels, reliability.")
 
 
 def _changed(data: TrainingData, estimates: Estimates) -> str:
-    vote, estimate = majority(data.annotations), estimates.posterior.argmax(1)
+    vote, estimate = majority(data.annotations, len(data.classes)), estimates.posterior.argmax(1)
     changed = ((vote >= 0) & (vote != estimate)).nonzero()[:, 0]
     if not len(changed):
         return ""
@@ -205,7 +222,7 @@ def _changed(data: TrainingData, estimates: Estimates) -> str:
     cells = []
     for i in sure[:_GALLERY].tolist():
         item = data.annotations[i]
-        given = ", ".join(data.classes[k] for k in item.label.tolist()[:6]) + (" ..." if len(item.label) > 6 else "")
+        given = ", ".join(data.labels[k] for k in item.label.tolist()[:6]) + (" ..." if len(item.label) > 6 else "")
         truth = int(data.images.truth[i])
         known = f"<br>truth: {escape(data.classes[truth])}" if truth >= 0 else ""
         before, after = (escape(data.classes[int(k)]) for k in (vote[i], estimate[i]))
@@ -222,9 +239,7 @@ def _changed(data: TrainingData, estimates: Estimates) -> str:
 
 
 def _thumbnail(path: Path) -> str:
-    image_module = require("PIL.Image", extra="train")
-    with image_module.open(path) as opened:
-        image = opened.convert("RGB")
+    image = read_image(path, "RGB")
     image.thumbnail((180, 180))
     stream = io.BytesIO()
     image.save(stream, format="JPEG", quality=80)

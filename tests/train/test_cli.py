@@ -83,7 +83,7 @@ def test_command_of_a_configuration_is_that_configuration(root, tmp_path, monkey
         ({"holdout": 0.001}, ["--holdout 0.001 of 108 labels leaves one side empty"]),
         ({"test_labels": None}, ["--test-images and --test-labels go together"]),
         ({"images": "nowhere"}, ["--images nowhere is not a folder"]),
-        ({"annotations": "nowhere.csv"}, ["--annotations nowhere.csv is not a file"]),
+        ({"annotations": "nowhere.csv"}, ["--annotations nowhere.csv does not exist"]),
         ({"classes": ("red", "green")}, ["line \\d+, column 'label'.*'blue' is not in --classes"]),
         ({"label_column": "answer"}, ["has no column 'answer', only.*--label-column"]),
     ],
@@ -117,7 +117,7 @@ def test_unreadable_image_in_a_worker(root, tmp_path, capsys):
         root, tmp_path / "run", images=images, annotations=file, workers=1, truth=None, test_images=None,
         test_labels=None,
     )  # fmt: skip
-    check_fails(capsys, arguments(settings), r"a\.png cannot be read as an image .*: mend or remove it$")
+    check_fails(capsys, arguments(settings), r"a\.png cannot be read as an image .*: mend, convert or remove it$")
 
 
 def test_package_that_is_not_there(root, tmp_path, capsys, monkeypatch):

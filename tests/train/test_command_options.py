@@ -22,6 +22,7 @@ from crowdnal.train.options import description, option_help, option_types, parse
 EVERYTHING = TrainConfig(
     images=Path("a b"), annotations=Path("a.csv"), out=Path("none-1.0"), model="m", objective="dl-em",
     options=("decay=0.5",), format="dense", items=Path("i.txt"), task_column="t", worker_column="w", label_column="l",
+    probabilities=("p", "q"), weight_column="c", last="row", unsure=("?",), separator=";",
     columns=("task", "w", "l"), encoding="latin-1", missing=("2.0", "no, none"), classes=("x", "y z"),
     weights="w.pth", pretrained=True, image_size=32, augment="none",
     freeze_backbone=True, feature_cache=Path("c"), epochs=2, batch_size=3, lr=1.25e-05, objective_lr=1 / 3,
@@ -100,6 +101,7 @@ def test_only_free_options_may_differ_in_a_resumed_run():
         ({"image_size": 100000}, "--image-size 100000 must be 1 to 16384"),
         ({"device": "meta"}, "--device 'meta' cannot be used: it holds no numbers"),
         ({"weights": ""}, "--weights '' must not be empty"),
+        ({"format": "csv"}, "--format 'csv' is unknown: use one of auto, long, dense, appen, .*, zooniverse$"),
         ({"weight_decay": float("nan")}, "--weight-decay nan must be 0 or more"),
         ({"log": "paper"}, "--log 'paper' is unknown: use one of csv, tensorboard"),
         ({"options": ("reduction=none",)}, r"--option reduction='none' must be one of mean\|sum\|item_mean"),

@@ -174,6 +174,24 @@ def test_the_command_finds_na_a_class_if_told(folder: Path) -> None:
     assert load(folder, text, classes=("NA", "EU")).annotations.label.tolist() == [0, 1]
 
 
+def test_the_command_takes_what_the_reader_takes(folder: Path) -> None:
+    text = "task,worker,label,sure,when\na,u,x,0.5,3\nb,u,y,1,1\na,u,y,0.25,2\nb,v,no idea,1,1\n"
+    loaded = load(folder, text, weight_column="sure", last="when", unsure=("no idea",))
+    assert loaded.classes == ("x", "y") and loaded.labels == ("x", "y", "no idea")
+    assert loaded.annotations.to_long().values.tolist() == [
+        ["a", "u", "x", 0.5], ["b", "u", "y", 1.0], ["b", "v", "no idea", 1.0]
+    ]  # fmt: skip
+    assert load(folder, text, last="row", unsure=("no idea",)).annotations.label.tolist() == [1, 1, 2]
+    soft = load(folder, "task;worker;p_x;p_y\na;u;0.25;0.75\nb;u;1;0\n", probabilities=("p_x", "p_y"), separator=";")
+    assert soft.classes == ("p_x", "p_y") and soft.annotations.weight.tolist() == [0.25, 0.75, 1.0]
+    export = "_unit_id,_worker_id,kind,kind_gold,image\n1,u,x,,a.png\n2,u,y,,b.png\n"
+    assert load(folder, export, format="appen", task_column="image").annotations.label.tolist() == [0, 1]
+    with pytest.raises(InputError, match="give --format 'appen'"):
+        load(folder, export)
+    with pytest.raises(InputError, match="--last needs the time of every answer"):
+        load(folder, "task,worker,label,when\na,u,x,\n", last="when")
+
+
 @pytest.mark.parametrize(
     ("text", "words", "options"),
     [

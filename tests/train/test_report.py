@@ -109,6 +109,7 @@ def test_report_is_one_file_with_the_numbers(result):
     assert f"<b>{found['truth']['label_accuracy']:.3f}</b>" in html
     assert f"epoch {found['selected_epoch']}, chosen by held-out labels" in html
     assert "crowdnal train --images" in html
+    assert "<td>Krippendorff&#x27;s alpha</td>" in html
     for annotator in ("ann", "bob", "w 3", "w 10"):
         assert annotator in html
 

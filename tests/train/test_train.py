@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 
@@ -302,3 +303,17 @@ def test_unreadable_image(root, tmp_path):
     )  # fmt: skip
     with pytest.raises(InputError, match=r"b\.png cannot be read as an image"):
         go(settings)
+
+
+def test_an_answer_that_is_no_class_is_learnt_and_never_predicted(root, tmp_path):
+    text = (root / "annotations.csv").read_text()
+    path = tmp_path / "answers.csv"
+    path.write_text(text.replace(",red", ",no idea", 4) + "i01,ann,red\n")
+    done = go(frozen(root, tmp_path / "run", annotations=path, unsure=("no idea",), epochs=10))
+    assert done.data.labels == (*CLASSES, "no idea") and done.data.classes == CLASSES
+    assert done.estimates.confusion.shape[1:] == (3, 4) and done.metrics["test_accuracy"] > 0.6
+    rows = list(csv.DictReader((tmp_path / "run" / "labels.csv").open()))
+    assert {row["label"] for row in rows} <= set(CLASSES)
+    assert {row["majority_vote"] for row in rows} <= {*CLASSES, ""}
+    with pytest.raises(InputError, match="num_labels"):
+        go(frozen(root, tmp_path / "other", annotations=path, unsure=("no idea",), objective="majority-vote"))

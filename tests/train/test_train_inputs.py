@@ -11,7 +11,7 @@ import timm
 import torch
 from support.small_run import UNSEEN, WORKERS, N, T, config, read, write
 
-from crowdnal.train import InputError, TrainConfig, data, loop, weights
+from crowdnal.train import InputError, TrainConfig, data, images, loop, weights
 
 
 @pytest.fixture(scope="module")
@@ -132,16 +132,16 @@ def where(row: int) -> str:
 def test_matching(tmp_path):
     names = ["a/x.png", "b/x.png", "b/y.jpg", "c d.png", "z.png", "z2.jpeg"]
     tasks = ["b/x.png", "a/x", "y", "c d.png", "./z.png", "z2.jpeg", "a/x"]
-    assert data.match(tasks, names, tmp_path, where) == dict(zip(tasks, [1, 0, 2, 3, 4, 5], strict=False))
+    assert images.match(tasks, names, tmp_path, where) == dict(zip(tasks, [1, 0, 2, 3, 4, 5], strict=False))
     for task, words in (
         ("x", r"row 0: 'x' could be a/x\.png, b/x\.png"),
         ("b/yy.jpg", r"row 0: no image 'b/yy\.jpg' in .*near matches: b/y\.jpg"),
         ("other/y.jpg", "no image 'other/y.jpg'"),  # a path that is wrong is not a base name
     ):
         with pytest.raises(InputError, match=words):
-            data.match([task], names, tmp_path, where)
+            images.match([task], names, tmp_path, where)
     with pytest.raises(InputError, match=r"row 1: tasks 'z' and 'z\.png' are both z\.png"):
-        data.match(["z", "z.png"], names, tmp_path, where)
+        images.match(["z", "z.png"], names, tmp_path, where)
 
 
 def test_loaded_data(root, tmp_path):

@@ -1,13 +1,15 @@
 """Exports of other tools, by name: a file each, registered here and found by content.
 
-A format is a function from a path to a :class:`Table` with columns ``task``, ``worker``, ``label`` and, where the tool
-writes them, ``weight`` and ``time`` (then the last answer counts if it is asked for)::
+A format is a function from a path to a :class:`Table` or, where the tool writes one, a :class:`Matrix`::
 
     @register("label-studio", detect=lambda head: isinstance(head.record, dict) and "annotations" in head.record)
     def read(path: Path) -> Table:
         '''Label Studio's JSON export.'''
 
-Modules of this package whose names do not start with an underscore are imported when a format is first needed.
+The table has the columns of the export under their own names, so that ``task=``, ``worker=`` and ``label=`` can name
+them, and beside them ``task``, ``worker`` and ``label`` wherever there is no choice; ``weight`` and ``time`` (then
+``last=True`` goes by it) where the tool writes them. Modules of this package whose names do not start with an
+underscore are imported when a format is first needed.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from crowdnal.data._columns import Column
+from crowdnal.data._dense import Matrix
 from crowdnal.data._table import Table
 
-__all__ = ["Column", "Format", "Head", "Table", "formats", "propose", "register"]
+__all__ = ["Column", "Format", "Head", "Matrix", "Reader", "Table", "formats", "propose", "register"]
 
 
 class Head(NamedTuple):
@@ -38,20 +40,21 @@ class Head(NamedTuple):
     record: Any = None
 
 
+Reader = Callable[[Path], Table | Matrix]
+
+
 class Format(NamedTuple):
     """A registered format."""
 
     name: str
-    read: Callable[[Path], Table]
+    read: Reader
     detect: Callable[[Head], bool]
 
 
 _formats: dict[str, Format] = {}
 
 
-def register(
-    name: str, *, detect: Callable[[Head], bool] = lambda head: False
-) -> Callable[[Callable[[Path], Table]], Callable[[Path], Table]]:
+def register(name: str, *, detect: Callable[[Head], bool] = lambda head: False) -> Callable[[Reader], Reader]:
     """Decorator of a function that reads a file of a format.
 
     Args:
@@ -59,20 +62,19 @@ def register(
         detect: whether a file looks like one; it is proposed then, never taken unasked.
     """
 
-    def keep(read: Callable[[Path], Table]) -> Callable[[Path], Table]:
+    def keep(read: Reader) -> Reader:
         _formats[name] = Format(name, read, detect)
         return read
 
     return keep
 
 
-@cache
 def formats() -> Mapping[str, Format]:
     """All formats by name."""
     for info in pkgutil.iter_modules(__path__):
         if not info.name.startswith("_"):
             importlib.import_module(f"{__name__}.{info.name}")
-    return _formats
+    return dict(sorted(_formats.items()))
 
 
 def propose(head: Head) -> str:
