@@ -23,7 +23,16 @@ from crowdnal.data import Annotations, CrowdDataset, Vocabulary, as_annotations,
 from crowdnal.objectives import Objective
 from crowdnal.objectives.methods import *  # noqa: F403
 from crowdnal.ops import backend
-from crowdnal.training import CrowdModel, CrowdOutput, EMCallback, ObjectiveCallback, Restarts, attach, best_of_restarts
+from crowdnal.training import (
+    CrowdModel,
+    CrowdOutput,
+    EMCallback,
+    ObjectiveCallback,
+    Restarts,
+    attach,
+    best_of_restarts,
+    param_groups,
+)
 
 __version__ = "0.1.0"
 
@@ -59,6 +68,7 @@ __all__ = [
     "mmce",
     "objectives",
     "one_coin",
+    "param_groups",
     "posterior",
     "simulation",
     "worker_clustering",

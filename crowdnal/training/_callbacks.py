@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.data import Annotations, concat
 from crowdnal.objectives import Predict, Round, item_rows, row_table
-from crowdnal.training._model import CrowdModel
+from crowdnal.training._model import unwrapped
 from crowdnal.training._predict import device_of, predict_items
 
 
@@ -49,12 +49,7 @@ class ObjectiveCallback:
         *,
         amp: torch.dtype | None = None,
     ) -> None:
-        while not isinstance(model, CrowdModel):
-            inner = getattr(model, "_orig_mod", getattr(model, "module", None))
-            if not isinstance(inner, nn.Module):
-                raise TypeError(f"model is {type(model).__name__} but must be what crowdnal.attach returned")
-            model = inner
-        self.model = model
+        self.model = unwrapped(model)
         self.loader = loader
         self.amp = amp
         self._annotations = annotations
