@@ -15,7 +15,7 @@ from crowdnal.objectives._bases.confusions import (
     SoftmaxObjective,
 )
 from crowdnal.objectives._bases.history import Round
-from crowdnal.objectives._bases.item_rows import item_rows, row_table
+from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
 from crowdnal.objectives._registry import OBJECTIVES, create, discover, register, table
 from crowdnal.objectives.methods import *  # noqa: F403
@@ -25,11 +25,13 @@ CLASSES = tuple(name for name, value in list(globals().items()) if isinstance(va
 """Names of the classes of this package's methods."""
 
 __all__ = [
+    "GIVE",
     "OBJECTIVES",
     "Batch",
     "ClosedFormObjective",
     "ConfusionObjective",
     "ConfusionOptions",
+    "ItemNumbers",
     "MixtureObjective",
     "Objective",
     "ObjectiveOptions",

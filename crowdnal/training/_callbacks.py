@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.data import Annotations, concat
-from crowdnal.objectives import Predict, Round, item_rows, row_table
+from crowdnal.objectives import GIVE, ItemNumbers, Predict, Round, item_rows, row_table
 from crowdnal.training._model import unwrapped
 from crowdnal.training._predict import device_of, predict_items
 
@@ -54,6 +54,7 @@ class ObjectiveCallback:
         self.amp = amp
         self._annotations = annotations
         self._row_of: Tensor | None = None
+        self._numbers = ItemNumbers(None)
         self._begun = False
 
     @property
@@ -78,6 +79,7 @@ class ObjectiveCallback:
         """
         if not self._begun:
             self._row_of = row_table(self.annotations.item_id)
+            self._numbers = ItemNumbers(self.annotations.vocabulary)
             objective = self.model.objective
             begin = objective.on_train_start if epoch == 0 else objective.on_train_resume
             begin(self.annotations, predict or self.predict)
@@ -104,7 +106,7 @@ class ObjectiveCallback:
 
         def batches() -> Iterator[tuple[Tensor, Any]]:
             for images, batch in map(_pair, self.loader):
-                rows = item_rows(_ids(batch, size), self._row_of, size).to(device)
+                rows = item_rows(_ids(self._numbers.of(batch), batch, size), self._row_of, size).to(device)
                 seen[rows] = 1.0
                 yield rows, _to(images, device)
 
@@ -142,15 +144,12 @@ def _pair(batch: Any) -> tuple[Any, Annotations]:
     )
 
 
-def _ids(annotations: Annotations, size: int) -> Tensor:
-    if annotations.item_id is not None:
-        return annotations.item_id.cpu()
+def _ids(item_id: Tensor | None, annotations: Annotations, size: int) -> Tensor:
+    if item_id is not None:
+        return item_id.cpu()
     if len(annotations) == size:
         return torch.arange(size)
-    raise ValueError(
-        f"a batch of {len(annotations)} items has no item_id: take batches of Annotations (annotations[rows]), which "
-        "know the items' places"
-    )
+    raise ValueError(f"a batch of {len(annotations)} items has no item_id: {GIVE}")
 
 
 def _to(images: Any, device: torch.device) -> Any:

@@ -39,6 +39,7 @@ from crowdnal.data import Annotations, as_annotations
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.signature import full_doc, full_signature
+from crowdnal.objectives._bases.updates import watch
 
 # logits [N, C] of the whole training set in its order, and features [N, D] where the objective needs them
 Predict = Callable[[], tuple[Tensor, Tensor | None]]
@@ -89,6 +90,7 @@ class Objective(nn.Module):
         self.num_annotators = num_annotators
         self.num_labels = num_labels
         self.reduction: Reduction = reduction
+        self._unwatched = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -112,6 +114,9 @@ class Objective(nn.Module):
             Scalar, or ``[nnz]`` for ``reduction="none"``.
         """
         batch = self.as_batch(logits, annotations, features)
+        if self._unwatched and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._unwatched = False
+            watch(self)
         with torch.autocast(batch.logits.device.type, enabled=False):
             loss = self._loss(batch)
             if self.reduction == "none" or batch.annotations.num_annotations == 0:

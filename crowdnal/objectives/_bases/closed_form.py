@@ -25,7 +25,7 @@ from crowdnal.functional import em_step
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.objectives._bases.base import ObjectiveOptions
 from crowdnal.objectives._bases.batch import Batch
-from crowdnal.objectives._bases.item_rows import item_rows
+from crowdnal.objectives._bases.item_rows import GIVE, item_rows
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
 from crowdnal.objectives._bases.targets import labelled
 
@@ -143,14 +143,14 @@ class ClosedFormObjective(RoundsObjective):
 
     def _gold_of(self, annotations: Annotations) -> Tensor:
         assert self.gold is not None
-        if annotations.item_id is None and len(annotations) == len(self.gold):
+        item_id = self._numbers.of(annotations)
+        if item_id is not None:
+            return self.gold[item_rows(item_id, self._row_of, len(self.gold))]
+        if len(annotations) == len(self.gold):
             return self.gold
-        if annotations.item_id is None:
-            raise ValueError(
-                f"annotations have no item_id and {len(annotations)} items, but gold has {len(self.gold)}: take "
-                "batches of Annotations (annotations[rows]), which know whose class is whose"
-            )
-        return self.gold[item_rows(annotations.item_id, self._row_of, len(self.gold))]
+        raise ValueError(
+            f"annotations have no item_id and {len(annotations)} items, but gold has {len(self.gold)}: {GIVE}"
+        )
 
     def _nll(self, batch: Batch) -> Tensor:
         """Of held-out labels, for ``log_likelihood``: the mixture link; the loss is another one."""

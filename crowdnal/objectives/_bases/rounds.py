@@ -15,7 +15,7 @@ from crowdnal.data import Annotations, as_annotations
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.history import Round, from_tensor, to_tensor
-from crowdnal.objectives._bases.item_rows import item_rows, row_table
+from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
 from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
 
 CALL = (
@@ -65,6 +65,7 @@ class RoundsObjective(Objective):
         self.history: list[Round] = []
         self.register_buffer("targets", torch.zeros(0, num_classes))
         self.register_buffer("_row_of", None, persistent=False)
+        self._numbers = ItemNumbers(None)
         self._annotations: Annotations | None = None
         self._predict: Predict | None = None
         self._loaded = False
@@ -148,14 +149,25 @@ class RoundsObjective(Objective):
         items = len(self.targets)
         if items == 0 and len(annotations) > 0:
             raise RuntimeError(f"{type(self).__name__} has no targets yet: {CALL}")
-        if annotations.item_id is None:
-            if len(annotations) not in (0, items):
+        item_id = self._numbers.of(annotations)
+        if item_id is None:
+            if not self._are_all(annotations):
                 raise ValueError(
-                    f"annotations have no item_id and {len(annotations)} items, but the training set has {items}: take "
-                    "batches of Annotations (annotations[rows], or a CrowdDataset), which know whose targets are theirs"
+                    f"annotations have no item_id and {len(annotations)} items, but the training set has {items}, so "
+                    f"that nobody knows whose targets are theirs: {GIVE}"
                 )
             return self.targets[: len(annotations)]
-        return self.targets[item_rows(annotations.item_id, self._row_of, items)]
+        return self.targets[item_rows(item_id, self._row_of, items)]
+
+    def _are_all(self, annotations: Annotations) -> bool:
+        """Whether a batch that does not say so can only be the training set; labels on a GPU are not read."""
+        whole = self._annotations
+        if len(annotations) in (0, len(self.targets)):
+            if whole is None or torch.compiler.is_compiling() or annotations.device.type != "cpu":
+                return True
+            ours = annotations.num_annotations <= whole.num_annotations  # some may have been taken out
+            return ours and bool((annotations.votes(False) <= whole.votes(False).to("cpu")).all())
+        return False
 
     def _loss(self, batch: Batch) -> Tensor:
         targets = self._rows(batch.annotations).to(batch.logits.dtype)
@@ -172,6 +184,7 @@ class RoundsObjective(Objective):
         sizes = {"num_annotators": self.num_annotators, "num_classes": self.num_labels}
         annotations = as_annotations(annotations, **sizes).to(self.targets.device).prepare()
         self._row_of = row_table(annotations.item_id)
+        self._numbers = ItemNumbers(annotations.vocabulary)
         self._annotations, self._predict = annotations, predict
         return annotations
 
