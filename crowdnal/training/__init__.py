@@ -1,6 +1,7 @@
 """Around your loop: a classifier with its objective, the callback that runs an objective's schedule, restarts."""
 
 from crowdnal.training._callbacks import EMCallback, ObjectiveCallback
+from crowdnal.training._mixing import mixed
 from crowdnal.training._model import CrowdModel, CrowdOutput, attach, unwrapped
 from crowdnal.training._optim import param_groups
 from crowdnal.training._predict import predict_items
@@ -18,6 +19,7 @@ __all__ = [
     "classify",
     "has_single_head",
     "is_timm",
+    "mixed",
     "param_groups",
     "pre_logits",
     "predict_items",

@@ -129,7 +129,10 @@ class ObjectiveCallback:
         if num_processes() > 1:
             raise ValueError("loader has no CrowdDataset: give annotations= of the whole training set to each process")
         with torch.random.fork_rng(devices=[]):
-            every = concat([annotations.to("cpu") for _, annotations in map(_pair, self.loader)])
+            batches = [annotations.to("cpu") for _, annotations in map(_pair, self.loader)]
+        every = concat(batches)
+        if every.item_id is None and len(batches) == 1:
+            return every
         if every.item_id is None:
             raise ValueError("the loader's annotations have no item_id: give annotations= of the training set")
         return every[torch.argsort(every.item_id)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -40,7 +40,7 @@ def attach(
 
     A timm model (recognised by its methods; timm itself is not imported) gets a new classifier if it has
     another number of classes than the objective, in place, on the device and in the dtype of the old one. Any
-    other module must return logits ``[B, C]``, or ``(logits, features)``.
+    other module must return logits ``[B, C]``, or ``(logits, features)``, or what has ``logits`` (transformers).
 
     Args:
         model: the backbone with its classifier. It is trained in place and stays what it was: no hooks, no
@@ -115,19 +115,26 @@ class CrowdModel(nn.Module):
         """Logits of images (the objective's, where it predicts in a way of its own), and with annotations the loss.
 
         Args:
-            images: whatever the backbone takes, B items first.
-            annotations: of the same B items, or a dense ``[B, R]`` tensor with -1 where there is no label.
+            images: whatever the backbone takes, B items first; a mapping becomes its keyword arguments.
+            annotations: of the same B items, or a dense ``[B, R]`` tensor with -1 where there is no label. Where the
+                backbone gives logits of tokens ``[B, T, C]``, an item is a token: B·T items, a sequence after another.
         """
         if annotations is None and not self.objective.predicts:
-            return self._logits(self.backbone(images))
+            return self._logits(self._run(images))
         logits, features = self.logits_and_features(images)
+        shape = logits.shape
+        logits = logits.flatten(0, -2)
+        features = features.flatten(0, 1) if features is not None and len(shape) == 3 else features
         if annotations is None:
-            return self.objective.predict(logits, features)
+            return self.objective.predict(logits, features).view(shape)
         loss = self.objective(logits, annotations, features)
         if self.objective.predicts:
             with torch.no_grad():
                 logits = self.objective.predict(logits, features)
-        return CrowdOutput(loss, logits)
+        return CrowdOutput(loss, logits.view(shape))
+
+    def _run(self, images: Any) -> Any:
+        return self.backbone(**images) if isinstance(images, Mapping) else self.backbone(images)
 
     def no_weight_decay(self) -> set[str]:
         """Names, as timm's optimizers ask for them: the backbone's own, and all parameters of the objective."""
@@ -144,12 +151,12 @@ class CrowdModel(nn.Module):
     def logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits ``[B, C]`` and, where the objective needs them, features ``[B, D]``: what it is given."""
         if not self.objective.needs_features:
-            return self._logits(self.backbone(images)), None
+            return self._logits(self._run(images)), None
         if self.features is not None:
-            return self._logits(self.backbone(images)), self.features(images)
+            return self._logits(self._run(images)), self.features(images)
         if self._timm:
             return self._timm_logits_and_features(images)
-        output = self.backbone(images)
+        output = self._run(images)
         if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Tensor):
             return self._logits(output), output[1]
         raise ValueError(
@@ -184,9 +191,9 @@ class CrowdModel(nn.Module):
 
     def _logits(self, output: Any) -> Tensor:
         is_pair = isinstance(output, tuple) and len(output) == 2 and not self._timm
-        logits = output[0] if is_pair else output
+        logits = output[0] if is_pair else output if isinstance(output, Tensor) else getattr(output, "logits", output)
         num_classes = self.objective.num_classes
-        if isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] == num_classes:
+        if isinstance(logits, Tensor) and logits.dim() in (2, 3) and logits.shape[-1] == num_classes:
             return logits
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(

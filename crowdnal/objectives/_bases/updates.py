@@ -35,7 +35,7 @@ _hooked: list[Any] = []
 
 def _plain(objective: nn.Module) -> list[Tensor]:
     """Its trained parameters; none where they are views of something else that is stepped (FSDP) or not made yet."""
-    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    trained: list[Tensor] = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     kinds = {type(parameter) for parameter in trained}
     return trained if kinds == {nn.Parameter} and not any(p.is_inference() for p in trained) else []
 
