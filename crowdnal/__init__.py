@@ -20,7 +20,7 @@ from crowdnal.aggregation import (
 )
 from crowdnal.ccc import CCC, CCCOutput
 from crowdnal.data import Annotations, CrowdDataset, Vocabulary, as_annotations, collate, concat
-from crowdnal.objectives import Objective
+from crowdnal.objectives import Objective, load_annotators, with_annotators
 from crowdnal.objectives.methods import *  # noqa: F403
 from crowdnal.ops import backend
 from crowdnal.training import (
@@ -63,6 +63,7 @@ __all__ = [
     "concat",
     "dawid_skene",
     "functional",
+    "load_annotators",
     "metrics",
     "multilabel",
     "mmce",
@@ -71,5 +72,6 @@ __all__ = [
     "param_groups",
     "posterior",
     "simulation",
+    "with_annotators",
     "worker_clustering",
 ]

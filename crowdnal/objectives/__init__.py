@@ -17,6 +17,7 @@ from crowdnal.objectives._bases.confusions import (
 from crowdnal.objectives._bases.history import Round
 from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
+from crowdnal.objectives._changing import Matched, load_annotators, with_annotators
 from crowdnal.objectives._registry import OBJECTIVES, create, discover, register, table
 from crowdnal.objectives.methods import *  # noqa: F403
 
@@ -32,6 +33,7 @@ __all__ = [
     "ConfusionObjective",
     "ConfusionOptions",
     "ItemNumbers",
+    "Matched",
     "MixtureObjective",
     "Objective",
     "ObjectiveOptions",
@@ -42,7 +44,9 @@ __all__ = [
     "SoftmaxObjective",
     "create",
     "item_rows",
+    "load_annotators",
     "register",
     "row_table",
     "table",
+    "with_annotators",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.attached import C, R, labels, mlp
+from support.compare import assert_close
 
 import crowdnal
 
@@ -32,10 +33,9 @@ def test_a_net_is_the_loop_written_by_hand(make: Any) -> None:
         optimizer.zero_grad()
         model(x, labels(N)).loss.backward()
         optimizer.step()
-    for (name, value), found in zip(model.named_parameters(), net.module_.parameters(), strict=True):
-        assert torch.allclose(value, found, rtol=1e-4, atol=1e-6), name
+    assert_close(dict(net.module_.named_parameters()), dict(model.named_parameters()), rtol=1e-4, atol=1e-6)
     with torch.no_grad():
-        expected = model.eval()(x).softmax(-1).numpy()
-    np.testing.assert_allclose(net.predict_proba(X), expected, rtol=1e-3, atol=1e-5)
+        expected = model.eval()(x).softmax(-1)
+    assert_close(torch.from_numpy(net.predict_proba(X)), expected, rtol=1e-3, atol=1e-5)
     assert net.predict(X).tolist() == expected.argmax(1).tolist()
     assert len(net.history) == 3 and net.history[-1]["train_loss"] > 0

@@ -48,3 +48,10 @@ def test_nothing_is_said_where_they_are_trained_frozen_or_none() -> None:
 def test_sparse_gradients_count_as_updates() -> None:
     objective = CrowdLayer(C, R, sparse_grad=True)
     assert train(objective, objective.parameters()) == []
+
+
+def test_steps_of_other_models_do_not_count() -> None:
+    idle = CrowdLayer(C, R)
+    idle(mlp()(torch.randn(8, 5)), labels(8)).backward()
+    other = CrowdLayer(C, R)
+    assert train(other, other.parameters(), 2 * STEPS) == []

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -73,8 +73,11 @@ class Objective(nn.Module):
     link: ClassVar[str]
     source: ClassVar[str]
     __signature__: ClassVar[inspect.Signature]
+    made_with: dict[str, Any]
     needs_features: bool = False
     models_annotators: bool = True
+    found_of_annotators: ClassVar[tuple[str, ...]] = ()
+    """Buffers that get a row per annotator in training: those who come later get the mean of the others."""
     parts: ClassVar[tuple[type, ...]] = ()
     """Classes, other than the base, to which the constructor hands options on."""
 
@@ -90,7 +93,16 @@ class Objective(nn.Module):
         self.num_annotators = num_annotators
         self.num_labels = num_labels
         self.reduction: Reduction = reduction
-        self._unwatched = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Notes what it is made with, so that one like it can be made for another crowd."""
+        new = super().__new__(cls)
+        try:
+            given = cls.__signature__.bind(*args, **kwargs).arguments
+        except (AttributeError, TypeError):  # what does not fit is the constructor's to say; a copy brings its own
+            given = {}
+        object.__setattr__(new, "made_with", dict(given))
+        return new
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -114,8 +126,7 @@ class Objective(nn.Module):
             Scalar, or ``[nnz]`` for ``reduction="none"``.
         """
         batch = self.as_batch(logits, annotations, features)
-        if self._unwatched and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._unwatched = False
+        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             watch(self)
         with torch.autocast(batch.logits.device.type, enabled=False):
             loss = self._loss(batch)
@@ -200,6 +211,24 @@ class Objective(nn.Module):
             if own and isinstance(value, (bool, int, float, str)) and value != option.default:
                 shown[name] = value
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any,
+        errors: list[str],
+    ) -> None:  # fmt: skip
+        for name, own in [*self.named_parameters(), *self.named_buffers()]:
+            given = state_dict.get(prefix + name)
+            if not isinstance(given, Tensor) or nn.parameter.is_lazy(own) or nn.parameter.is_lazy(given):
+                continue
+            sizes = given.shape[:1], own.shape[:1]
+            if own.shape[:1] == (self.num_annotators,) and sizes[0] != sizes[1] and given.shape[1:] == own.shape[1:]:
+                errors.append(
+                    f"the state is of {len(given)} annotators and {type(self).__name__} was made for "
+                    f"{self.num_annotators}: crowdnal.load_annotators(model, state, annotators=, known=) matches them "
+                    "by id"
+                )
+                break
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
     # For methods
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -19,17 +19,27 @@ class _Watch:
     def __init__(self, parameters: list[Tensor]) -> None:
         self.versions = [parameter._version for parameter in parameters]
         self.steps = 0
+        self.called = True
+        """Whether there was a loss since the last step: the optimizers of other models make steps, too."""
 
 
 def watch(objective: nn.Module) -> None:
-    """Warns once if optimizers make steps while the objective's parameters collect gradients and stay what they are."""
+    """Warns once if optimizers make steps while the objective's parameters collect gradients and stay what they are.
+
+    To be called with every loss.
+    """
+    seen = _watched.get(objective)
+    if seen is not None:
+        seen.called = True
+        return
     parameters = _plain(objective)
-    if parameters:
-        if not _watched and not _hooked:
+    if parameters and objective not in _done:
+        if not _hooked:
             _hooked.append(register_optimizer_step_post_hook(_after_step))
         _watched[objective] = _Watch(parameters)
 
 
+_done: WeakSet[nn.Module] = WeakSet()
 _hooked: list[Any] = []
 
 
@@ -45,10 +55,13 @@ def _after_step(*_: Any) -> None:
         parameters = _plain(objective)
         if [parameter._version for parameter in parameters] != seen.versions:
             del _watched[objective]
+            _done.add(objective)
             continue
-        seen.steps += any(parameter.grad is not None for parameter in parameters)
+        seen.steps += seen.called and any(parameter.grad is not None for parameter in parameters)
+        seen.called = False
         if seen.steps == STEPS:
             del _watched[objective]
+            _done.add(objective)
             name = type(objective).__name__
             warnings.warn(
                 f"the parameters of {name} were not updated in {STEPS} steps of an optimizer, so that its annotators "
