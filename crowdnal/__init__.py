@@ -30,6 +30,7 @@ from crowdnal.training import (
     ObjectiveCallback,
     Restarts,
     attach,
+    batch_shares,
     best_of_restarts,
     param_groups,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "as_annotations",
     "attach",
     "backend",
+    "batch_shares",
     "best_of_restarts",
     "collate",
     "conal_em",

@@ -31,6 +31,7 @@ class MajorityVote(Objective):
     """
 
     models_annotators = False
+    counts_items = True
 
     def __init__(
         self, num_classes: int, num_annotators: int, *, soft: bool = False, **common: Unpack[ObjectiveOptions]

@@ -6,6 +6,7 @@ from crowdnal.training._model import CrowdModel, CrowdOutput, attach, unwrapped
 from crowdnal.training._optim import param_groups
 from crowdnal.training._predict import predict_items
 from crowdnal.training._restarts import Restarts, best_of_restarts
+from crowdnal.training._shares import batch_shares
 from crowdnal.training._timm import classify, has_single_head, is_timm, pre_logits
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ObjectiveCallback",
     "Restarts",
     "attach",
+    "batch_shares",
     "best_of_restarts",
     "classify",
     "has_single_head",

@@ -39,6 +39,7 @@ from crowdnal.data import Annotations, as_annotations
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.signature import full_doc, full_signature
+from crowdnal.objectives._bases.targets import labelled
 from crowdnal.objectives._bases.updates import watch
 
 # logits [N, C] of the whole training set in its order, and features [N, D] where the objective needs them
@@ -76,6 +77,8 @@ class Objective(nn.Module):
     made_with: dict[str, Any]
     needs_features: bool = False
     models_annotators: bool = True
+    counts_items: ClassVar[bool] = False
+    """Whether ``reduction="mean"`` is over items and not over annotations."""
     found_of_annotators: ClassVar[tuple[str, ...]] = ()
     """Buffers that get a row per annotator in training: those who come later get the mean of the others."""
     parts: ClassVar[tuple[type, ...]] = ()
@@ -174,6 +177,12 @@ class Objective(nn.Module):
     def penalty(self, annotations: Annotations) -> Tensor | None:
         """Regulariser: a scalar that ``loss`` adds once to a reduced, non-empty batch; None = none."""
         return None
+
+    def units(self, annotations: Annotations) -> Tensor:
+        """Scalar: how many annotations (their weight), or items with labels, a mean is over; see ``batch_shares``."""
+        if self.reduction == "item_mean" or self.counts_items:
+            return labelled(annotations).sum()
+        return annotations.indptr[-1] if annotations.weight is None else annotations.weight.sum()
 
     def set_feature_dim(self, feature_dim: int) -> None:
         """Tells an objective with ``needs_features`` their length D, before its first batch.

@@ -174,6 +174,11 @@ class RoundsObjective(Objective):
         informed = self._informed(batch.annotations).unsqueeze(1)
         return target_cross_entropy(batch.logits, targets.where(informed, 0.0), batch.reduction)
 
+    @override
+    def units(self, annotations: Annotations) -> Tensor:
+        """Scalar: how many items say more than the classifier does."""
+        return self._informed(annotations).sum()
+
     def _informed(self, annotations: Annotations) -> Tensor:
         """``[B]`` whether the targets of an item say more than the classifier does: it has labels."""
         return labelled(annotations)
