@@ -495,6 +495,15 @@ def _mark_dynamic(value: Any) -> None:
         value._has_dynamo_dim_marking = True  # type: ignore[attr-defined]
 
 
+def mark_batch(batch: Any) -> None:
+    """Tells ``torch.compile`` that the first size of the tensors in tuples, lists and mappings differs by batch."""
+    if isinstance(batch, Tensor) and batch.dim() > 0:
+        _mark_dynamic(batch)
+    elif isinstance(batch, (tuple, list, Mapping)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            mark_batch(part)
+
+
 def concat(pieces: Sequence[Annotations]) -> Annotations:
     """All items of all pieces, in order, as one.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, mark_batch
 from crowdnal.objectives import Objective
 from crowdnal.training._timm import (
     GroupMatcher,
@@ -132,6 +132,17 @@ class CrowdModel(nn.Module):
             with torch.no_grad():
                 logits = self.objective.predict(logits, features)
         return CrowdOutput(loss, logits.view(shape))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As ``torch.nn.Module.compile``, in place; batches of every size but 1 (a last one, say) share one graph."""
+        super().compile(*args, **kwargs)
+        compiled = cast(Any, self._compiled_call_impl)
+
+        def call(images: Any, *rest: Any, **named: Any) -> Any:
+            mark_batch(images)
+            return compiled(images, *rest, **named)
+
+        self._compiled_call_impl = call
 
     def _run(self, images: Any) -> Any:
         return self.backbone(**images) if isinstance(images, Mapping) else self.backbone(images)
