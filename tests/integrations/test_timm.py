@@ -121,3 +121,22 @@ def test_mixup_is_the_mixture_of_both_losses(mode: str) -> None:
     assert both.item_id is None
     with pytest.raises(ValueError, match="a batch of 5 items: Mixup needs an even number"):
         mixup(images[:5], a[:5])
+
+
+def test_the_example_trains_on_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm's loop in examples: the loss falls, the checkpoint is a plain model, EM makes its rounds."""
+    import runpy
+
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    rows = ["task,worker,label"]
+    for i in range(12):
+        image.new("RGB", (40, 40), (250 * (i % 2), 0, 250 * (1 - i % 2))).save(tmp_path / "photos" / "a" / f"{i}.png")
+        rows += [f"a/{i}.png,w{r},{i % 2}" for r in range(2)]
+    (tmp_path / "answers.csv").write_text("\n".join(rows))
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "timm_loop.py"))["main"]
+    words = [str(tmp_path / "photos"), str(tmp_path / "answers.csv"), "--model", "test_resnet", "--batch-size", "6"]
+    task = example([*words, "--objective", "dl-em", "--epochs", "2", "--out", str(tmp_path / "out.pt")])
+    assert len(task.trainable_module.objective.history) == 1 and len(task.trainable_module.objective.targets) == 12
+    plain = timm.create_model("test_resnet", num_classes=2)
+    plain.load_state_dict(torch.load(tmp_path / "out.pt", weights_only=True)["state_dict"])
