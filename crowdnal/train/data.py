@@ -38,13 +38,17 @@ class Images:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """All images of ``--images`` with their annotations (none for some), and the labelled test images."""
+    """All images of ``--images`` with their annotations (none for some), and the labelled test images.
+
+    ``gold [N]`` are known classes to train on, -1 where unknown.
+    """
 
     images: Images
     annotations: Annotations
     test: Images
     classes: tuple[str, ...]
     fingerprint: str
+    gold: Tensor
 
 
 def load(config: TrainConfig) -> TrainingData:
@@ -84,17 +88,21 @@ def load(config: TrainConfig) -> TrainingData:
     if len(classes) < 2:
         raise InputError(f"{config.annotations}: all labels are {classes[0]!r}; give all classes with --classes")
 
-    truth = torch.full((len(names),), -1)
-    if config.truth is not None:
-        with as_options():
-            labels = read_labels(config.truth, items=lines, task=config.task_column, label=config.label_column)
-            codes = labels.codes(annotations.vocabulary.classes)
-        known = list(map(str, labels.items))
-        at = match(known, names, config.images, labels.place)
-        truth[[at[task] for task in known]] = codes
-    images = Images(tuple(config.images / name for name in names), tuple(ids), truth)
+    def of_images(path: Path | None) -> Tensor:
+        found = torch.full((len(names),), -1)
+        if path is not None:
+            with as_options():
+                labels = read_labels(path, items=lines, task=config.task_column, label=config.label_column)
+                codes = labels.codes(annotations.vocabulary.classes)  # type: ignore[union-attr]
+            known = list(map(str, labels.items))
+            at = match(known, names, config.images, labels.place)
+            found[[at[task] for task in known]] = codes
+        return found
+
+    gold = of_images(config.gold)
+    images = Images(tuple(config.images / name for name in names), tuple(ids), of_images(config.truth))
     test = _test_images(config, annotations.vocabulary.classes)
-    return TrainingData(images, annotations, test, classes, _fingerprint(annotations, images, test))
+    return TrainingData(images, annotations, test, classes, _fingerprint(annotations, images, test, gold), gold)
 
 
 def _test_images(config: TrainConfig, classes: Sequence[Hashable]) -> Images:
@@ -179,11 +187,13 @@ def _index(names: Sequence[str], key: Callable[[str], str]) -> dict[str, list[in
     return index
 
 
-def _fingerprint(annotations: Annotations, images: Images, test: Images) -> str:
+def _fingerprint(annotations: Annotations, images: Images, test: Images, gold: Tensor) -> str:
     """Digest of what is learnt from: a resumed run must find the same."""
     digest = hashlib.sha256()
     for tensor in (annotations.indptr, annotations.annotator, annotations.label, images.truth, test.truth):
         digest.update(tensor.contiguous().numpy().tobytes())
+    if bool((gold >= 0).any()):
+        digest.update(gold.numpy().tobytes())
     vocabulary = annotations.vocabulary
     assert vocabulary is not None
     digest.update(repr((vocabulary.items, vocabulary.annotators, vocabulary.classes, test.ids)).encode())

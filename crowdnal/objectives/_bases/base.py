@@ -35,9 +35,10 @@ from torch import Tensor, nn
 from crowdnal import metrics
 from crowdnal._utils.options import check_choice, check_integer
 from crowdnal.aggregation import posterior
-from crowdnal.data import Annotations, as_annotations
+from crowdnal.data import Annotations, as_annotations, as_gold
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.known import KnownClasses
 from crowdnal.objectives._bases.signature import full_doc, full_signature
 from crowdnal.objectives._bases.targets import labelled
 from crowdnal.objectives._bases.updates import watch
@@ -79,6 +80,8 @@ class Objective(nn.Module):
     models_annotators: bool = True
     counts_items: ClassVar[bool] = False
     """Whether ``reduction="mean"`` is over items and not over annotations."""
+    holds_known: ClassVar[bool] = False
+    """Whether the targets are those of :meth:`set_gold` where they are known, so that the loss adds nothing."""
     found_of_annotators: ClassVar[tuple[str, ...]] = ()
     """Buffers that get a row per annotator in training: those who come later get the mean of the others."""
     parts: ClassVar[tuple[type, ...]] = ()
@@ -96,6 +99,7 @@ class Objective(nn.Module):
         self.num_annotators = num_annotators
         self.num_labels = num_labels
         self.reduction: Reduction = reduction
+        self.known: KnownClasses | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Notes what it is made with, so that one like it can be made for another crowd."""
@@ -133,9 +137,12 @@ class Objective(nn.Module):
             watch(self)
         with torch.autocast(batch.logits.device.type, enabled=False):
             loss = self._loss(batch)
-            if self.reduction == "none" or batch.annotations.num_annotations == 0:
+            if self.reduction == "none":
                 return loss
-            penalty = self.penalty(batch.annotations)
+            if self.known is not None and not self.holds_known:
+                units = self._units(batch.annotations)
+                loss = self.known.join(loss, units, batch.logits, batch.annotations, self.reduction)
+            penalty = self.penalty(batch.annotations) if batch.annotations.num_annotations > 0 else None
             return loss if penalty is None else loss + penalty.to(loss.dtype)
 
     @torch.no_grad()
@@ -155,7 +162,26 @@ class Objective(nn.Module):
         """``[B, C]`` over true classes given classifier and annotations; see :func:`crowdnal.posterior`."""
         batch = self.as_batch(logits, annotations, features)
         with torch.autocast(batch.logits.device.type, enabled=False):
-            return self._posterior(batch)
+            posterior = self._posterior(batch)
+            return posterior if self.known is None else self.known.correct(posterior, batch.annotations)
+
+    def set_gold(self, gold: Any, annotations: Annotations | None = None, *, weight: float = 1.0) -> None:
+        """True classes of some items, beside the annotators' labels: from now on the loss and the posterior know them.
+
+        A known class counts like ``weight`` labels by somebody who is always right: a mean is over labels and known
+        classes. Of a batch's items those are known whose ``item_id`` are; ``reduction="none"`` leaves them out.
+        Objectives that estimate confusions in closed form hold them in every step of EM, and there ``weight`` is 1.
+
+        Args:
+            gold: of the training set, as :func:`crowdnal.data.as_gold` takes it; None forgets what was known.
+            annotations: of the training set, for gold by item id or class id.
+            weight: above 0.
+        """
+        if not 0 < weight < float("inf"):
+            raise ValueError(f"weight={weight!r} must be above 0: the labels that a known class counts")
+        self.known = (
+            None if gold is None else KnownClasses(as_gold(gold, annotations, self.num_classes), weight, annotations)
+        )
 
     def predict(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Logits ``[B, C]`` of the true class: the classifier's own, unless the method predicts in a way of its own."""
@@ -179,7 +205,11 @@ class Objective(nn.Module):
         return None
 
     def units(self, annotations: Annotations) -> Tensor:
-        """Scalar: how many annotations (their weight), or items with labels, a mean is over; see ``batch_shares``."""
+        """Scalar: how many labels (their weight) or items a mean is over; see :func:`crowdnal.batch_shares`."""
+        units = self._units(annotations)
+        return units if self.known is None or self.holds_known else units + self.known.units(annotations)
+
+    def _units(self, annotations: Annotations) -> Tensor:
         if self.reduction == "item_mean" or self.counts_items:
             return labelled(annotations).sum()
         return annotations.indptr[-1] if annotations.weight is None else annotations.weight.sum()
@@ -293,3 +323,6 @@ class Objective(nn.Module):
         for parameter in self.parameters():
             dtype = torch.promote_types(dtype, parameter.dtype)
         return Batch(logits.to(dtype), annotations, features, annotations.weight, self.reduction)
+
+
+Objective.__signature__ = full_signature(Objective)  # else that of __new__ is shown

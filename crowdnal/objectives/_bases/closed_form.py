@@ -51,6 +51,7 @@ class ClosedFormObjective(RoundsObjective):
             these numbers plus 1).
     """
 
+    holds_known = True
     log_confusion: Tensor
     gold: Tensor | None
     initial: Tensor | None
@@ -81,6 +82,14 @@ class ClosedFormObjective(RoundsObjective):
             "confusion_prior": confusion_prior,
         }.items():
             self.register_buffer(name, option, persistent=False)
+
+    @override
+    def set_gold(self, gold: Any, annotations: Annotations | None = None, *, weight: float = 1.0) -> None:
+        """As the option ``gold=``; to be called before training."""
+        if weight != 1:
+            raise ValueError(f"weight={weight!r} is for objectives trained by gradients: EM holds known classes")
+        super().set_gold(gold, annotations)
+        self.gold = None if self.known is None else self.known.classes.to(self.log_confusion.device)
 
     @override
     def confusion(self) -> Tensor:

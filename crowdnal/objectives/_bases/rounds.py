@@ -175,8 +175,7 @@ class RoundsObjective(Objective):
         return target_cross_entropy(batch.logits, targets.where(informed, 0.0), batch.reduction)
 
     @override
-    def units(self, annotations: Annotations) -> Tensor:
-        """Scalar: how many items say more than the classifier does."""
+    def _units(self, annotations: Annotations) -> Tensor:
         return self._informed(annotations).sum()
 
     def _informed(self, annotations: Annotations) -> Tensor:

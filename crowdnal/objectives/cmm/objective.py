@@ -170,9 +170,8 @@ class CMM(GroupedObjective):
         return self._nll(batch) if self.form == "gradient" else super()._loss(batch)
 
     @override
-    def units(self, annotations: Annotations) -> Tensor:
-        """Scalar: items, or where α and β are trained by gradients annotations."""
-        return Objective.units(self, annotations) if self.form == "gradient" else super().units(annotations)
+    def _units(self, annotations: Annotations) -> Tensor:
+        return Objective._units(self, annotations) if self.form == "gradient" else super()._units(annotations)
 
     @override
     def extra_repr(self) -> str:
