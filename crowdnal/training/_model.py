@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -105,6 +106,12 @@ class CrowdModel(nn.Module):
         self.backbone = model
         self.objective = objective
         self.features = features
+        try:
+            taken = inspect.signature(model.forward).parameters
+        except ValueError:  # compiled elsewhere
+            taken = {}
+        self._keywords = frozenset(taken)
+        self._any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         # whether classifier(pre-logits) is the model's output: seen on the first batch
         self._single_head = False
         self._confirmed = False
@@ -115,7 +122,8 @@ class CrowdModel(nn.Module):
         """Logits of images (the objective's, where it predicts in a way of its own), and with annotations the loss.
 
         Args:
-            images: whatever the backbone takes, B items first; a mapping becomes its keyword arguments.
+            images: whatever the backbone takes, B items first; a mapping with the names of its arguments
+                becomes keyword arguments.
             annotations: of the same B items, or a dense ``[B, R]`` tensor with -1 where there is no label. Where the
                 backbone gives logits of tokens ``[B, T, C]``, an item is a token: B·T items, a sequence after another.
         """
@@ -145,7 +153,9 @@ class CrowdModel(nn.Module):
         self._compiled_call_impl = call
 
     def _run(self, images: Any) -> Any:
-        return self.backbone(**images) if isinstance(images, Mapping) else self.backbone(images)
+        if isinstance(images, Mapping) and (self._any_keyword or self._keywords.issuperset(images)):
+            return self.backbone(**images)
+        return self.backbone(images)
 
     def no_weight_decay(self) -> set[str]:
         """Names, as timm's optimizers ask for them: the backbone's own, and all parameters of the objective."""
