@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -106,10 +107,9 @@ class CrowdModel(nn.Module):
         self.backbone = model
         self.objective = objective
         self.features = features
-        try:
+        taken: Mapping[str, inspect.Parameter] = {}
+        with suppress(ValueError):  # of what was compiled elsewhere
             taken = inspect.signature(model.forward).parameters
-        except ValueError:  # compiled elsewhere
-            taken = {}
         self._keywords = frozenset(taken)
         self._any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         # whether classifier(pre-logits) is the model's output: seen on the first batch
