@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from timm.data import Mixup
 from timm.task import TrainingTask
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from crowdnal.data import Annotations
-from crowdnal.objectives import Objective
-from crowdnal.training import attach, mixed, unwrapped
+from crowdnal.objectives import Objective, RoundsObjective
+from crowdnal.training import CrowdModel, attach, mixed, unwrapped
 
 
 class CrowdTask(TrainingTask):
@@ -58,9 +59,25 @@ class CrowdTask(TrainingTask):
         self.trainable_module = compiled
         return self.get_eval_model()
 
+    def setup_ema(self, decay: float = 0.9999, **options: Any) -> nn.Module:
+        """Averages the CrowdModel; the plain model alone where the objective keeps targets, which are no weights."""
+        self.trainable_module_ema = ModelEmaV3(self._averaged(), decay=decay, **options)
+        return self.trainable_module_ema
+
+    def update_ema(self, step: int | None = None) -> None:
+        """After every step."""
+        if self.has_ema():
+            self.trainable_module_ema.update(self._averaged(), step=step)
+
+    def _averaged(self) -> nn.Module:
+        crowd = unwrapped(self.trainable_module)
+        return crowd.backbone if isinstance(crowd.objective, RoundsObjective) else crowd
+
     def get_eval_model(self, module: nn.Module | None = None, ema: bool = False) -> nn.Module | None:
         """What validation runs and checkpoints hold."""
         module = self.get_trainable_module(ema=ema) if module is None else module
+        if isinstance(module, ModelEmaV3) and not isinstance(module.module, CrowdModel):
+            return module.module
         if module is None:
             return None
         crowd = unwrapped(module)
@@ -69,7 +86,9 @@ class CrowdTask(TrainingTask):
     def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
         """The objective's, beside the plain model's."""
         module = self.get_trainable_module(ema=ema) if module is None else module
-        return {} if module is None else {"objective": unwrapped(module).objective.state_dict()}
+        if module is None or (ema and not isinstance(getattr(module, "module", None), CrowdModel)):
+            return {}
+        return {"objective": unwrapped(module).objective.state_dict()}
 
     def load_task_state(
         self,

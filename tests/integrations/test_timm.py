@@ -67,7 +67,7 @@ def test_a_task_is_the_crowd_model_and_its_checkpoint_the_plain_model(name: str,
     objective = crowdnal.objectives.create(name, num_classes=C, num_annotators=R)
     task = CrowdTask(net(), objective)
     optimizer = create_optimizer_v2(task.get_trainable_module(), opt="adamw", lr=1e-3, weight_decay=0.05)
-    task.setup_ema(decay=0.5) if name != "dl-em" else None  # targets are no weights
+    task.setup_ema(decay=0.5)  # before training begins, as everybody does
     batches = loader(Pictures())
     callback = crowdnal.ObjectiveCallback(task.get_trainable_module(), batches)
     before = {key: value.clone() for key, value in objective.state_dict().items()}
@@ -88,6 +88,10 @@ def test_a_task_is_the_crowd_model_and_its_checkpoint_the_plain_model(name: str,
     assert (shown is task.trainable_module) == (name == "doctor-net")
     assert torch.equal(shown(images), task.trainable_module(images))
 
+    averaged = task.get_eval_model(ema=True)
+    assert averaged is not None and averaged(images).shape == (4, C)
+    assert not torch.equal(averaged(images), shown(images))
+    assert set(task.get_checkpoint_state(ema=True)["state_dict_ema"]) == set(shown.state_dict())
     state = task.get_checkpoint_state()
     if name != "doctor-net":
         assert set(state["state_dict"]) == set(net().state_dict())
