@@ -28,6 +28,8 @@ class AggregateFirst(ClosedFormObjective):
         soft: bool = True, smoothing: float = 0.1, **known: Unpack[KnownOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, smoothing=smoothing, **known)
+        if self.initial is None:
+            self.require_square(f"{type(self).__name__} without initial_confusion")
         self.soft = soft
 
     def _due(self, epoch: int) -> bool:

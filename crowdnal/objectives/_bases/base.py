@@ -292,6 +292,14 @@ class Objective(nn.Module):
                 "cannot model: annotators must choose from the true classes here"
             )
 
+    def require_a_label_per_class(self, what: str) -> None:
+        """A ValueError where annotators have fewer labels than there are classes, so that votes are for none of them.
+
+        More labels are legal: those behind the classes are answers such as "unsure".
+        """
+        if self.num_labels < self.num_classes:
+            self.require_square(what)
+
     def as_batch(self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None) -> Batch:
         """The arguments of :meth:`loss`, checked, as methods take them.
 

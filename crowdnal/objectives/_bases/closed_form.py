@@ -27,7 +27,7 @@ from crowdnal.objectives._bases.base import ObjectiveOptions
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.item_rows import GIVE, item_rows
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
-from crowdnal.objectives._bases.targets import labelled
+from crowdnal.objectives._bases.targets import labelled, of_classes
 
 
 class KnownOptions(ObjectiveOptions, total=False):
@@ -46,7 +46,8 @@ class ClosedFormObjective(RoundsObjective):
         gold: known true classes of the training set, by position, as :func:`crowdnal.data.as_gold` takes them. They
             hold throughout.
         initial_confusion: ``[R, C, K]``, **init only**: the first targets are an E-step with it (and every class
-            equally probable) instead of the votes. It alone allows C != K.
+            equally probable) instead of the votes. It alone allows K < C; with K > C the labels behind the classes
+            ("unsure") are no votes, but tell of the class by how often it meets them.
         confusion_prior: ``[C, K]`` or ``[R, C, K]`` pseudo-counts, **held** in every M-step (a Dirichlet prior with
             these numbers plus 1).
     """
@@ -69,7 +70,7 @@ class ClosedFormObjective(RoundsObjective):
             check_prior(confusion_prior, num_annotators, num_classes, self.num_labels)
         log_confusion = (2 * torch.eye(self.num_labels, num_classes)).log_softmax(0).repeat(num_annotators, 1, 1)
         if initial_confusion is None:
-            self.require_square(f"{type(self).__name__} without initial_confusion")
+            self.require_a_label_per_class(f"{type(self).__name__} without initial_confusion")
         else:
             if classes_of(initial_confusion, num_annotators, self.num_labels) != num_classes:
                 raise ValueError(f"initial_confusion has {initial_confusion.shape[1]} rows for {num_classes} classes")
@@ -105,7 +106,8 @@ class ClosedFormObjective(RoundsObjective):
             self.log_confusion.copy_(self.initial)
             log_prior, table = torch.zeros(len(a), self.num_classes, dtype=torch.float64, device=a.device), self.initial
         else:  # votes are a posterior already, which confusions that say nothing leave as it is
-            log_prior, table = vote_proportions(a, self.num_classes).log(), torch.zeros_like(self.log_confusion)
+            votes = vote_proportions(of_classes(a, self.num_classes), self.num_classes)
+            log_prior, table = votes.log(), torch.zeros_like(self.log_confusion)
         if self.gold is not None:  # a known class may have no votes
             log_prior = log_prior.where(self.gold.unsqueeze(1) < 0, 0.0)
         _, counts = self._expect(log_prior, table, a)

@@ -16,7 +16,7 @@ from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.history import Round, from_tensor, to_tensor
 from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
-from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
+from crowdnal.objectives._bases.targets import labelled, of_classes, target_cross_entropy
 
 CALL = (
     "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "
@@ -124,7 +124,7 @@ class RoundsObjective(Objective):
 
     def _init_targets(self, annotations: Annotations) -> None:
         """Sets the first targets, given the whole training set."""
-        self._set_targets(vote_proportions(annotations, self.num_classes))
+        self._set_targets(vote_proportions(of_classes(annotations, self.num_classes), self.num_classes))
 
     def _round(self, batch: Batch) -> float | Tensor:
         """A round: sets the targets anew, from a batch of all N items.
