@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,8 +34,9 @@ class ObjectiveCallback:
 
     Args:
         model: what :func:`crowdnal.attach` returned; compiled or in ``DistributedDataParallel`` too.
-        loader: gives batches ``(images, annotations)`` of every item of the training set once, in any order: without
-            augmentation and with ``drop_last=False``. It may be the loader that trains, if that is so.
+        loader: gives batches ``(images, annotations)`` (metadata may follow), or mappings with annotations among their
+            values, of every item of the training set once, in any order: without augmentation and with
+            ``drop_last=False``. It may be the loader that trains, if that is so.
         annotations: of the training set. Default: those of the loader's ``CrowdDataset``, or else what a pass over the
             loader gives.
         amp: autocast dtype of the predictions, None for none.
@@ -139,8 +140,13 @@ class ObjectiveCallback:
 
 
 def _pair(batch: Any) -> tuple[Any, Annotations]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Annotations):
-        return batch[0], batch[1]
+    """Images and annotations of a tuple (metadata may follow) or of a mapping, whose true ``labels`` are no input."""
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    given = [part for part in parts if isinstance(part, Annotations)]
+    if len(given) == 1 and isinstance(batch, Mapping):
+        return {k: v for k, v in batch.items() if k != "labels" and not isinstance(v, Annotations)}, given[0]
+    if len(given) == 1 and len(parts) >= 2 and not isinstance(parts[0], Annotations):
+        return parts[0], given[0]
     raise ValueError(
         f"loader gave a {type(batch).__name__} that is no (images, annotations): use a CrowdDataset with "
         "collate_fn=crowdnal.collate"

@@ -118,3 +118,25 @@ def test_walkers_over_containers_end() -> None:
     a = Annotations.from_dense(LABELS, num_classes=C)
     assert not isinstance(a, Iterable)
     assert [one.label.tolist() for one in a] == LABELS.tolist()  # type: ignore[attr-defined]
+
+
+class Named(torch.nn.Module):
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "mapping"])
+def test_batches_carry_metadata(kind: str) -> None:
+    a = Annotations.from_dense(LABELS, num_classes=C)
+    rows = [torch.tensor([4, 0]), torch.tensor([1, 2, 3, 5])]
+    loader: list[Any] = [(PERFECT[r], {"camera": 1}, a[r]) for r in rows]
+    if kind == "list":
+        loader = [[PERFECT[r], a[r], ["a", "b"]] for r in rows]
+    elif kind == "mapping":
+        loader = [{"pixels": PERFECT[r], "annotations": a[r], "labels": r} for r in rows]
+    model = crowdnal.attach(Named() if kind == "mapping" else torch.nn.Identity(), crowdnal.DLEM(C, 3))
+    callback = crowdnal.ObjectiveCallback(model, loader)
+    callback.begin()
+    assert torch.equal(callback.predict()[0], PERFECT) and torch.equal(callback.annotations.label, a.label)
+    with pytest.raises(ValueError, match="loader gave a tuple that is no"):
+        crowdnal.ObjectiveCallback(model, [(a, PERFECT)], a).predict()
