@@ -32,8 +32,10 @@ def watch(objective: nn.Module) -> None:
     if seen is not None:
         seen.called = True
         return
+    if objective in _done:
+        return
     parameters = _plain(objective)
-    if parameters and objective not in _done:
+    if parameters:
         if not _hooked:
             _hooked.append(register_optimizer_step_post_hook(_after_step))
         _watched[objective] = _Watch(parameters)
