@@ -27,10 +27,20 @@ from crowdnal.aggregation import (
 )
 from crowdnal.ccc import CCC, CCCOutput
 from crowdnal.data import Annotations, CrowdDataset, Vocabulary, as_annotations, collate, concat
-from crowdnal.objectives import Objective
+from crowdnal.objectives import Objective, load_annotators, with_annotators
 from crowdnal.objectives.methods import *  # noqa: F403
 from crowdnal.ops import backend
-from crowdnal.training import CrowdModel, CrowdOutput, EMCallback, ObjectiveCallback, Restarts, attach, best_of_restarts
+from crowdnal.training import (
+    CrowdModel,
+    CrowdOutput,
+    EMCallback,
+    ObjectiveCallback,
+    Restarts,
+    attach,
+    batch_shares,
+    best_of_restarts,
+    param_groups,
+)
 
 __version__ = "0.1.0"
 
@@ -58,6 +68,7 @@ __all__ = [
     "as_annotations",
     "attach",
     "backend",
+    "batch_shares",
     "best_of_restarts",
     "bwa",
     "collate",
@@ -68,12 +79,15 @@ __all__ = [
     "feature_em",
     "functional",
     "ibcc",
+    "load_annotators",
     "metrics",
     "multilabel",
     "mmce",
     "objectives",
     "one_coin",
+    "param_groups",
     "posterior",
     "simulation",
+    "with_annotators",
     "worker_clustering",
 ]

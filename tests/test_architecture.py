@@ -26,7 +26,8 @@ PUBLIC = """
     posterior simulation worker_clustering
 """.split()
 ROOMS = """
-    aggregation ccc cli confusion data functional metrics multilabel objectives ops reference simulation train training
+    aggregation ccc cli confusion data functional integrations metrics multilabel objectives ops reference simulation
+    train training
 """.split()
 
 
@@ -85,6 +86,9 @@ def test_public_names_stay() -> None:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if "__main__" not in name])
 def test_every_name_in_all_is_there(module: str) -> None:
-    loaded = importlib.import_module(module)
+    if module.startswith("crowdnal.integrations."):  # of libraries that need not be there
+        loaded = pytest.importorskip(module, exc_type=ImportError)
+    else:
+        loaded = importlib.import_module(module)
     for name in getattr(loaded, "__all__", ()):
         assert hasattr(loaded, name), name

@@ -149,6 +149,8 @@ def read_dense(
     unnamed = num_classes is not None and all(
         ids is None for ids in (matrix.items, matrix.annotators, items, annotators)
     )
+    if matrix.items is None and items is None:  # these may be the rows of a batch: nobody said which items they are
+        fields = fields._replace(item_id=None)
     return fields._replace(vocabulary=None) if unnamed else fields
 
 
@@ -259,7 +261,7 @@ def _numbered(matrix: Matrix, table: Tensor, num_classes: int, missing: Any, ite
             tuple(range(num_annotators)) if annotator_ids is None else annotator_ids,
             tuple(range(num_classes)),
         )
-    item_id = torch.arange(num_items, device=device)
+    item_id = None if item_ids is None else torch.arange(num_items, device=device)
     return Fields(num_annotators, num_classes, indptr, annotator, label, None, item_id, vocabulary)
 
 

@@ -126,4 +126,5 @@ def _merge_ids(pieces: Sequence[Fields]) -> tuple[Vocabulary | None, list[Tensor
         if rows is None:
             rows = torch.arange(piece.indptr.shape[0] - 1, device=piece.indptr.device)
         shifted.append(rows + offset[id(own)])
-    return None if head is None else replace(head, items=tuple(items)), shifted
+    unknown = not ids and len(offset) == len(pieces)
+    return None if head is None else replace(head, items=tuple(items)), None if unknown else shifted

@@ -25,12 +25,14 @@ class Vocabulary:
 
     Shared by reference. A data loader's worker sends only the token of its vocabulary with each batch, and
     the main process puts its own object there: millions of ids do not cross the process border every step.
+    One that the worker made itself (annotations that a collate function reads) goes along whole.
     """
 
     items: tuple[Hashable, ...]
     annotators: tuple[Hashable, ...]
     classes: tuple[Hashable, ...]
     token: str = field(default_factory=lambda: uuid4().hex, init=False, compare=False)
+    made_by_worker: bool = field(default_factory=lambda: get_worker_info() is not None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("items", "annotators", "classes"):
@@ -42,7 +44,7 @@ class Vocabulary:
         return "Vocabulary({} items, {} annotators, {} classes)".format(*sizes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_worker_info() is not None:
+        if get_worker_info() is not None and not self.made_by_worker:
             return _known_vocabulary, (self.token,)
         return restore_vocabulary, (self.token, self.items, self.annotators, self.classes)
 

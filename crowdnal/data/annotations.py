@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
@@ -41,7 +41,8 @@ class Annotations:
         num_annotators: R, all annotators of the data set, not only those present here.
         num_classes: K, the size of the set that labels come from.
         weight: ``[nnz]`` finite, not negative; None means 1 everywhere.
-        item_id: ``[B]`` row of each item in the full data set; None means ``0 .. B-1``.
+        item_id: ``[B]`` row of each item in the full data set; None means that nobody said: if this is the full data
+            set, its rows, and indexing it gives them.
         vocabulary: the original ids, for reports.
 
     Raises:
@@ -416,12 +417,12 @@ class Annotations:
     def __getitem__(self, index: Any) -> Annotations:
         """Copies of items, by int, slice, list, integer tensor or boolean mask; ``item_id`` follows.
 
+        ``for one in annotations`` gives the items one by one; it is no ``Iterable``, as loops that look for tensors in
+        a batch (Lightning's) would walk into one item's annotations for ever.
+
         On a GPU this waits for the device, which alone knows nnz: index on the CPU, then move.
         """
         return self.trusted(_select.pick(self.fields, index))
-
-    def __iter__(self) -> Iterator[Annotations]:
-        return (self[i] for i in range(self.num_items))
 
     def regroup(self, groups: Tensor, num_groups: int) -> Annotations:
         """The same labels as if given by ``groups [R]`` (values below ``num_groups``, trusted) of the annotators.
@@ -512,6 +513,15 @@ def _mark_dynamic(value: Any) -> None:
         value._has_dynamo_dim_marking = True  # type: ignore[attr-defined]
 
 
+def mark_batch(batch: Any) -> None:
+    """Tells ``torch.compile`` that the first size of the tensors in tuples, lists and mappings differs by batch."""
+    if isinstance(batch, Tensor) and batch.dim() > 0:
+        _mark_dynamic(batch)
+    elif isinstance(batch, (tuple, list, Mapping)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            mark_batch(part)
+
+
 def concat(pieces: Sequence[Annotations]) -> Annotations:
     """All items of all pieces, in order, as one.
 
@@ -559,9 +569,7 @@ def as_annotations(
             f"targets must be Annotations or a tensor [B, {num_annotators}] with {missing} where there is no "
             f"label, got {got}"
         )
-    new = Annotations.from_dense(targets, num_classes=num_classes, missing=missing)
-    new.item_id = None
-    return new
+    return Annotations.from_dense(targets, num_classes=num_classes, missing=missing)
 
 
 # The path that a pickle keeps, whatever the file is called.

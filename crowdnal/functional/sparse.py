@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.parallel import DistributedDataParallel
 
 from crowdnal.data import Annotations
 from crowdnal.functional.segments import Index
@@ -40,6 +41,18 @@ def select(confusion: Tensor, annotators: Tensor, *, distinct: bool = False) -> 
 
 
 def compact(confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Index]:
-    """The matrices of the annotators who are present, and index tensors that count only those."""
+    """The matrices of the annotators who are present, and index tensors that count only those.
+
+    Raises:
+        RuntimeError: the matrices are among those whose gradients ``DistributedDataParallel`` joins.
+    """
+    active = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if active is not None:
+        joined = (p for name, p in active.module.named_parameters() if name not in active.parameters_to_ignore)
+        if any(parameter is confusion for parameter in joined):
+            raise RuntimeError(
+                "sparse_grad=True cannot be used under DistributedDataParallel, whose buckets are dense: use "
+                "sparse_grad=False, or a rank= for many annotators"
+            )
     index = annotations.indptr, annotations.item, annotations.active_index, annotations.order
     return select(confusion, annotations.active_annotators, distinct=True), index

@@ -15,8 +15,9 @@ from crowdnal.objectives._bases.confusions import (
     SoftmaxObjective,
 )
 from crowdnal.objectives._bases.history import Round
-from crowdnal.objectives._bases.item_rows import item_rows, row_table
+from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
+from crowdnal.objectives._changing import Matched, load_annotators, with_annotators
 from crowdnal.objectives._registry import OBJECTIVES, create, discover, register, table
 from crowdnal.objectives.methods import *  # noqa: F403
 
@@ -25,11 +26,14 @@ CLASSES = tuple(name for name, value in list(globals().items()) if isinstance(va
 """Names of the classes of this package's methods."""
 
 __all__ = [
+    "GIVE",
     "OBJECTIVES",
     "Batch",
     "ClosedFormObjective",
     "ConfusionObjective",
     "ConfusionOptions",
+    "ItemNumbers",
+    "Matched",
     "MixtureObjective",
     "Objective",
     "ObjectiveOptions",
@@ -40,7 +44,9 @@ __all__ = [
     "SoftmaxObjective",
     "create",
     "item_rows",
+    "load_annotators",
     "register",
     "row_table",
     "table",
+    "with_annotators",
 ]

@@ -23,6 +23,8 @@ class MajorityVote(Objective):
     same as ``"item_mean"``) averages over the items that have labels (with a weight above 0), ``"none"``
     gives ``[B]`` with 0 for an item without labels.
 
+    Labels that are no class (``num_labels`` above ``num_classes``: "unsure") are no votes.
+
     It has no parameters and takes every annotator to be right: ``log_likelihood`` is the classifier's own log
     p of each label, and ``posterior`` its own probabilities.
 
@@ -31,17 +33,18 @@ class MajorityVote(Objective):
     """
 
     models_annotators = False
+    counts_items = True
 
     def __init__(
         self, num_classes: int, num_annotators: int, *, soft: bool = False, **common: Unpack[ObjectiveOptions]
     ) -> None:
         super().__init__(num_classes, num_annotators, **common)
-        self.require_square(type(self).__name__)
+        self.require_a_label_per_class(type(self).__name__)
         self.soft = soft
 
     def targets(self, annotations: Annotations, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[B, C]`` the vote of each item as a distribution; all zero where an item has no labels."""
-        votes = annotations.votes(weighted=True).to(dtype)
+        votes = annotations.votes(weighted=True).to(dtype)[:, : self.num_classes]
         total = votes.sum(-1, keepdim=True)
         if self.soft:
             return votes / total.where(total > 0, 1.0)
@@ -60,7 +63,12 @@ class MajorityVote(Objective):
         return target_cross_entropy(batch.logits, targets, batch.reduction)
 
     def _log_likelihood(self, batch: Batch) -> Tensor:
-        return batch.logits.log_softmax(-1)[batch.annotations.item, batch.annotations.label]
+        annotations, last = batch.annotations, self.num_classes - 1
+        found = batch.logits.log_softmax(-1)[annotations.item, annotations.label.clamp(max=last)]
+        return found if self.num_labels == self.num_classes else found.where(annotations.label <= last, 0.0)
+
+    def _units(self, annotations: Annotations) -> Tensor:
+        return (self.targets(annotations) > 0).any(-1).sum()
 
     def _posterior(self, batch: Batch) -> Tensor:
         return batch.logits.softmax(-1)

@@ -50,6 +50,8 @@ class MaxMIG(Objective):
         learn_class_prior: train it too.
     """
 
+    counts_items = True
+
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         init: Init = "votes", offset: float = 1e-2, class_prior: ClassPrior = "uniform",

@@ -134,6 +134,8 @@ def _session(given: TrainConfig, resume: bool, reporter: Reporter) -> _Session:
     if len(data.labels) > len(data.classes):
         options["num_labels"] = len(data.labels)
     objective = _input_errors(kind, len(data.classes), data.annotations.num_annotators, **options)
+    if config.gold is not None:
+        objective.set_gold(data.gold, data.annotations)
     seed_everything(derive_seed(config.seed, "model"))
     model, origin = create_model(config, len(data.classes))
     check_optimizer(str(config.optimizer))
@@ -248,7 +250,12 @@ class _Session:
         module, inputs = prepared
         identity = nn.Identity() if self.config.freeze_backbone else None
         model = attach(module, self.objective, features=identity).to(str(self.config.device))
-        return Trainer(model, inputs, *self.parts, self.data.test.truth, self.config, self.config.out, self.reporter)
+        config = self.config
+        trainer = Trainer(model, inputs, *self.parts, self.data.test.truth, config, config.out, self.reporter)
+        gold = self.data.gold >= 0
+        if bool(gold.any()):
+            trainer.rows = ((trainer.annotations.counts > 0) | gold).nonzero()[:, 0]
+        return trainer
 
     def finish(self, trainer: Trainer, progress: Progress) -> Result:
         """Predict everything once more and write it all down."""

@@ -202,6 +202,8 @@ class TrainConfig:
         "data",
         "true labels of annotated images (columns task, label, or a label per line with --items): only reported",
         check=_is_file)
+    gold: Path | None = option(
+        "data", "true labels of some images, as --truth: trained on beside the annotators' labels", check=_is_file)
     seed: int = option(
         "training", "of all that is drawn: equal seeds give equal weights on one machine", 0, check=_not_negative)
     workers: int | None = option(

@@ -43,6 +43,7 @@ class TrainingData:
     """All images of ``--images`` with their annotations (none for some), and the labelled test images.
 
     ``classes`` are what the model tells apart; behind them among ``labels`` are answers that are no class.
+    ``gold [N]`` are known classes to train on, -1 where unknown.
     """
 
     images: Images
@@ -50,6 +51,7 @@ class TrainingData:
     test: Images
     classes: tuple[str, ...]
     fingerprint: str
+    gold: Tensor
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -88,23 +90,28 @@ def load(config: TrainConfig, reporter: Reporter | None = None) -> TrainingData:
         ids[i] = task
     with as_options():
         annotations = Annotations.trusted(answers.fields(ids, None, config.classes))
-    assert annotations.vocabulary is not None
+    vocabulary = annotations.vocabulary
+    assert vocabulary is not None
     unsure = () if config.unsure is None else config.unsure
-    classes = tuple(str(name) for name in annotations.vocabulary.classes if name not in unsure)
+    classes = tuple(str(name) for name in vocabulary.classes if name not in unsure)
     if len(classes) < 2:
         raise InputError(f"{config.annotations}: all labels are {classes[0]!r}; give all classes with --classes")
 
-    truth = torch.full((len(names),), -1)
-    if config.truth is not None:
-        with as_options():
-            labels = read_labels(config.truth, items=lines, task=config.task_column, label=config.label_column)
-            codes = labels.codes(annotations.vocabulary.classes[: len(classes)])
-        known = list(map(str, labels.items))
-        at = match(known, names, config.images, labels.place)
-        truth[[at[task] for task in known]] = codes
-    images = Images(tuple(config.images / name for name in names), tuple(ids), truth)
-    test = _test_images(config, annotations.vocabulary.classes[: len(classes)])
-    return TrainingData(images, annotations, test, classes, _fingerprint(annotations, images, test))
+    def of_images(path: Path | None) -> Tensor:
+        found = torch.full((len(names),), -1)
+        if path is not None:
+            with as_options():
+                labels = read_labels(path, items=lines, task=config.task_column, label=config.label_column)
+                codes = labels.codes(vocabulary.classes[: len(classes)])
+            known = list(map(str, labels.items))
+            at = match(known, names, config.images, labels.place)
+            found[[at[task] for task in known]] = codes
+        return found
+
+    gold = of_images(config.gold)
+    images = Images(tuple(config.images / name for name in names), tuple(ids), of_images(config.truth))
+    test = _test_images(config, vocabulary.classes[: len(classes)])
+    return TrainingData(images, annotations, test, classes, _fingerprint(annotations, images, test, gold), gold)
 
 
 def how_to_read(config: Any) -> tuple[Reading, Long]:
@@ -169,12 +176,14 @@ def reading_progress(reporter: Reporter | None, path: Path) -> Iterator[Callable
         yield lambda done: track.advance(done - track.done)
 
 
-def _fingerprint(annotations: Annotations, images: Images, test: Images) -> str:
+def _fingerprint(annotations: Annotations, images: Images, test: Images, gold: Tensor) -> str:
     """Digest of what is learnt from: a resumed run must find the same."""
     digest = hashlib.sha256()
     weights = [] if annotations.weight is None else [annotations.weight]
     for tensor in (annotations.indptr, annotations.annotator, annotations.label, images.truth, test.truth, *weights):
         digest.update(tensor.contiguous().numpy().tobytes())
+    if bool((gold >= 0).any()):
+        digest.update(gold.numpy().tobytes())
     vocabulary = annotations.vocabulary
     assert vocabulary is not None
     digest.update(repr((vocabulary.items, vocabulary.annotators, vocabulary.classes, test.ids)).encode())

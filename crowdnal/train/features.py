@@ -42,7 +42,7 @@ def frozen_head(model: Any, drop_rate: float, name: str, image_shape: Sequence[i
         InputError: the model is not its pre-logits features followed by one classifier.
     """
     images = torch.randn(2, *image_shape, generator=torch.Generator().manual_seed(0))
-    if not (is_timm(model) and has_single_head(model, images)):
+    if not (is_timm(model) and has_single_head(model, images, dropout=False)):
         raise InputError(f"--freeze-backbone: {name} is not one classifier on pre-logits features; train without it")
     return FrozenHead(model, drop_rate).eval()
 

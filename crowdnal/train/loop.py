@@ -20,7 +20,7 @@ from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.data import ImageDataset, derive_seed, seed_everything
 from crowdnal.train.files import load_state, save_state
 from crowdnal.train.progress import Reporter
-from crowdnal.training import CrowdModel, ObjectiveCallback, predict_items
+from crowdnal.training import CrowdModel, ObjectiveCallback, param_groups, predict_items
 
 CHECKPOINT = "checkpoint.pt"
 SELECTED = "checkpoint-selected.pt"
@@ -253,13 +253,8 @@ def check_optimizer(name: str) -> None:
 
 
 def _optimizer(model: CrowdModel, config: TrainConfig) -> torch.optim.Optimizer:
+    groups = param_groups(model, config.lr or 0.0, config.weight_decay or 0.0, objective_lr=config.objective_lr)
     optim = require("timm.optim", extra="train")
-    backbone: Any = model.backbone
-    exempt = backbone.no_weight_decay() if hasattr(backbone, "no_weight_decay") else ()
-    groups = optim.param_groups_weight_decay(backbone, config.weight_decay, no_weight_decay_list=exempt)
-    own = [parameter for parameter in model.objective.parameters() if parameter.requires_grad]
-    if own:
-        groups.append({"params": own, "weight_decay": 0.0, "lr": config.objective_lr})
     return optim.create_optimizer_v2(groups, opt=config.optimizer, lr=config.lr, weight_decay=0.0)
 
 

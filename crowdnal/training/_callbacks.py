@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 
 from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.data import Annotations, concat
-from crowdnal.objectives import Predict, Round, item_rows, row_table
-from crowdnal.training._model import CrowdModel
+from crowdnal.objectives import GIVE, ItemNumbers, Predict, Round, item_rows, row_table
+from crowdnal.training._model import unwrapped
 from crowdnal.training._predict import device_of, predict_items
 
 
@@ -34,8 +34,9 @@ class ObjectiveCallback:
 
     Args:
         model: what :func:`crowdnal.attach` returned; compiled or in ``DistributedDataParallel`` too.
-        loader: gives batches ``(images, annotations)`` of every item of the training set once, in any order: without
-            augmentation and with ``drop_last=False``. It may be the loader that trains, if that is so.
+        loader: gives batches ``(images, annotations)`` (metadata may follow), or mappings with annotations among their
+            values, of every item of the training set once, in any order: without augmentation and with
+            ``drop_last=False``. It may be the loader that trains, if that is so.
         annotations: of the training set. Default: those of the loader's ``CrowdDataset``, or else what a pass over the
             loader gives.
         amp: autocast dtype of the predictions, None for none.
@@ -49,16 +50,12 @@ class ObjectiveCallback:
         *,
         amp: torch.dtype | None = None,
     ) -> None:
-        while not isinstance(model, CrowdModel):
-            inner = getattr(model, "_orig_mod", getattr(model, "module", None))
-            if not isinstance(inner, nn.Module):
-                raise TypeError(f"model is {type(model).__name__} but must be what crowdnal.attach returned")
-            model = inner
-        self.model = model
+        self.model = unwrapped(model)
         self.loader = loader
         self.amp = amp
         self._annotations = annotations
         self._row_of: Tensor | None = None
+        self._numbers = ItemNumbers(None)
         self._begun = False
 
     @property
@@ -83,6 +80,7 @@ class ObjectiveCallback:
         """
         if not self._begun:
             self._row_of = row_table(self.annotations.item_id)
+            self._numbers = ItemNumbers(self.annotations.vocabulary)
             objective = self.model.objective
             begin = objective.on_train_start if epoch == 0 else objective.on_train_resume
             begin(self.annotations, predict or self.predict)
@@ -109,7 +107,7 @@ class ObjectiveCallback:
 
         def batches() -> Iterator[tuple[Tensor, Any]]:
             for images, batch in map(_pair, self.loader):
-                rows = item_rows(_ids(batch, size), self._row_of, size).to(device)
+                rows = item_rows(_ids(self._numbers.of(batch), batch, size), self._row_of, size).to(device)
                 seen[rows] = 1.0
                 yield rows, _to(images, device)
 
@@ -132,30 +130,35 @@ class ObjectiveCallback:
         if num_processes() > 1:
             raise ValueError("loader has no CrowdDataset: give annotations= of the whole training set to each process")
         with torch.random.fork_rng(devices=[]):
-            every = concat([annotations.to("cpu") for _, annotations in map(_pair, self.loader)])
+            batches = [annotations.to("cpu") for _, annotations in map(_pair, self.loader)]
+        every = concat(batches)
+        if every.item_id is None and len(batches) == 1:
+            return every
         if every.item_id is None:
             raise ValueError("the loader's annotations have no item_id: give annotations= of the training set")
         return every[torch.argsort(every.item_id)]
 
 
 def _pair(batch: Any) -> tuple[Any, Annotations]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Annotations):
-        return batch[0], batch[1]
+    """Images and annotations of a tuple (metadata may follow) or of a mapping, whose true ``labels`` are no input."""
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    given = [part for part in parts if isinstance(part, Annotations)]
+    if len(given) == 1 and isinstance(batch, Mapping):
+        return {k: v for k, v in batch.items() if k != "labels" and not isinstance(v, Annotations)}, given[0]
+    if len(given) == 1 and len(parts) >= 2 and not isinstance(parts[0], Annotations):
+        return parts[0], given[0]
     raise ValueError(
         f"loader gave a {type(batch).__name__} that is no (images, annotations): use a CrowdDataset with "
         "collate_fn=crowdnal.collate"
     )
 
 
-def _ids(annotations: Annotations, size: int) -> Tensor:
-    if annotations.item_id is not None:
-        return annotations.item_id.cpu()
+def _ids(item_id: Tensor | None, annotations: Annotations, size: int) -> Tensor:
+    if item_id is not None:
+        return item_id.cpu()
     if len(annotations) == size:
         return torch.arange(size)
-    raise ValueError(
-        f"a batch of {len(annotations)} items has no item_id: take batches of Annotations (annotations[rows]), which "
-        "know the items' places"
-    )
+    raise ValueError(f"a batch of {len(annotations)} items has no item_id: {GIVE}")
 
 
 def _to(images: Any, device: torch.device) -> Any:

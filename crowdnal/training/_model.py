@@ -1,18 +1,27 @@
-"""CrowdModel: a classifier plus an objective; how logits and features come out of a timm model."""
+"""CrowdModel: a classifier plus an objective."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, mark_batch
 from crowdnal.objectives import Objective
-
-_TIMM = ("reset_classifier", "get_classifier", "forward_features", "forward_head")
+from crowdnal.training._timm import (
+    GroupMatcher,
+    OfBackbone,
+    evaluating,
+    has_single_head,
+    head_length,
+    is_timm,
+    reset_classifier,
+    same,
+)
 
 
 class CrowdOutput(NamedTuple):
@@ -33,7 +42,7 @@ def attach(
 
     A timm model (recognised by its methods; timm itself is not imported) gets a new classifier if it has
     another number of classes than the objective, in place, on the device and in the dtype of the old one. Any
-    other module must return logits ``[B, C]``, or ``(logits, features)``.
+    other module must return logits ``[B, C]``, or ``(logits, features)``, or what has ``logits`` (transformers).
 
     Args:
         model: the backbone with its classifier. It is trained in place and stays what it was: no hooks, no
@@ -57,7 +66,19 @@ class CrowdModel(nn.Module):
         backbone: the model as it was given.
         objective: the criterion; its parameters are trained with the backbone's.
         features: the callable given to :func:`attach`, or None.
+
+    What timm reads off a model (``pretrained_cfg``, ``group_matcher`` and the like) is the backbone's;
+    ``no_weight_decay()`` adds every parameter of the objective: decay pulls annotators with few labels to what
+    says nothing.
     """
+
+    default_cfg = OfBackbone()
+    get_classifier = OfBackbone()
+    head_hidden_size = OfBackbone()
+    num_classes = OfBackbone()
+    num_features = OfBackbone()
+    pretrained_cfg = OfBackbone()
+    set_grad_checkpointing = OfBackbone()
 
     def __init__(
         self,
@@ -78,47 +99,85 @@ class CrowdModel(nn.Module):
                 "classes: make both the same, or leave num_classes out"
             )
         self._timm = is_timm(model)
-        tells = self._timm and objective.needs_features and features is None
-        if tells and _has_linear_classifier(model):  # refuses another length before anything changes
-            objective.set_feature_dim(cast(Any, model).get_classifier().in_features)
+        asked = self._timm and objective.needs_features and features is None
+        if asked:  # refuses another length before anything changes
+            _tell_length(objective, model)
         if self._timm and cast(Any, model).num_classes != objective.num_classes:
-            _reset_classifier(model, objective.num_classes)
+            reset_classifier(model, objective.num_classes)
         self.backbone = model
         self.objective = objective
         self.features = features
-        # whether classifier(pre-logits) is the model's output: structure says so, the first batch confirms
-        self._single_head = self._timm and _has_linear_classifier(model)
+        taken: Mapping[str, inspect.Parameter] = {}
+        with suppress(ValueError):  # of what was compiled elsewhere
+            taken = inspect.signature(model.forward).parameters
+        self._keywords = frozenset(taken)
+        self._any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        # whether classifier(pre-logits) is the model's output: seen on the first batch
+        self._single_head = False
         self._confirmed = False
-        if tells and self._single_head:  # now also of a model that had no classifier
-            objective.set_feature_dim(cast(Any, model).get_classifier().in_features)
+        if asked:  # now also of a model that had no classifier
+            _tell_length(objective, model)
 
     def forward(self, images: Tensor, annotations: Annotations | Tensor | None = None) -> Tensor | CrowdOutput:
         """Logits of images (the objective's, where it predicts in a way of its own), and with annotations the loss.
 
         Args:
-            images: whatever the backbone takes, B items first.
-            annotations: of the same B items, or a dense ``[B, R]`` tensor with -1 where there is no label.
+            images: whatever the backbone takes, B items first; a mapping with the names of its arguments
+                becomes keyword arguments.
+            annotations: of the same B items, or a dense ``[B, R]`` tensor with -1 where there is no label. Where the
+                backbone gives logits of tokens ``[B, T, C]``, an item is a token: B·T items, a sequence after another.
         """
         if annotations is None and not self.objective.predicts:
-            return self._logits(self.backbone(images))
+            return self._logits(self._run(images))
         logits, features = self.logits_and_features(images)
+        shape = logits.shape
+        logits = logits.flatten(0, -2)
+        features = features.flatten(0, 1) if features is not None and len(shape) == 3 else features
         if annotations is None:
-            return self.objective.predict(logits, features)
+            return self.objective.predict(logits, features).view(shape)
         loss = self.objective(logits, annotations, features)
         if self.objective.predicts:
             with torch.no_grad():
                 logits = self.objective.predict(logits, features)
-        return CrowdOutput(loss, logits)
+        return CrowdOutput(loss, logits.view(shape))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As ``torch.nn.Module.compile``, in place; batches of every size but 1 (a last one, say) share one graph."""
+        super().compile(*args, **kwargs)
+        compiled = cast(Any, self._compiled_call_impl)
+
+        def call(images: Any, *rest: Any, **named: Any) -> Any:
+            mark_batch(images)
+            return compiled(images, *rest, **named)
+
+        self._compiled_call_impl = call
+
+    def _run(self, images: Any) -> Any:
+        if isinstance(images, Mapping) and (self._any_keyword or self._keywords.issuperset(images)):
+            return self.backbone(**images)
+        return self.backbone(images)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names, as timm's optimizers ask for them: the backbone's own, and all parameters of the objective."""
+        own = cast(Any, self.backbone).no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else ()
+        objective = {f"objective.{name}" for name, _ in self.objective.named_parameters()}
+        return {f"backbone.{name}" for name in own} | objective
+
+    @property
+    def group_matcher(self) -> Callable[..., GroupMatcher]:
+        """The backbone's, for timm's layer-wise learning rates; there is none where the backbone has none."""
+        matcher = cast(Any, self.backbone).group_matcher
+        return lambda coarse=False: GroupMatcher(matcher(coarse=coarse))
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits ``[B, C]`` and, where the objective needs them, features ``[B, D]``: what it is given."""
         if not self.objective.needs_features:
-            return self._logits(self.backbone(images)), None
+            return self._logits(self._run(images)), None
         if self.features is not None:
-            return self._logits(self.backbone(images)), self.features(images)
+            return self._logits(self._run(images)), self.features(images)
         if self._timm:
             return self._timm_logits_and_features(images)
-        output = self.backbone(images)
+        output = self._run(images)
         if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Tensor):
             return self._logits(output), output[1]
         raise ValueError(
@@ -132,7 +191,7 @@ class CrowdModel(nn.Module):
             self._confirm(images)
         hidden = backbone.forward_features(images)
         features = backbone.forward_head(hidden, pre_logits=True)
-        logits = classify(backbone.get_classifier(), features) if self._single_head else backbone.forward_head(hidden)
+        logits = backbone.get_classifier()(features) if self._single_head else backbone.forward_head(hidden)
         return self._logits(logits), features
 
     @torch.no_grad()
@@ -142,19 +201,20 @@ class CrowdModel(nn.Module):
         # no dropout, no batch statistics, so that neither the model nor the random state moves
         with evaluating(self.backbone):
             whole = self._logits(backbone(images))
-            if not _same(backbone.forward_head(backbone.forward_features(images)), whole):
+            if not same(backbone.forward_head(backbone.forward_features(images)), whole):
                 raise ValueError(
                     f"{type(backbone).__name__}.forward is not forward_head(forward_features(images)), so "
                     "its features cannot be inferred: use attach(model, objective, features=...)"
                 )
-        self._single_head = self._single_head and has_single_head(backbone, images)
+        linear = isinstance(backbone.get_classifier(), nn.Linear)
+        self._single_head = linear and has_single_head(backbone, images)
         self._confirmed = len(images) > 0
 
     def _logits(self, output: Any) -> Tensor:
         is_pair = isinstance(output, tuple) and len(output) == 2 and not self._timm
-        logits = output[0] if is_pair else output
+        logits = output[0] if is_pair else output if isinstance(output, Tensor) else getattr(output, "logits", output)
         num_classes = self.objective.num_classes
-        if isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] == num_classes:
+        if isinstance(logits, Tensor) and logits.dim() in (2, 3) and logits.shape[-1] == num_classes:
             return logits
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
@@ -163,63 +223,21 @@ class CrowdModel(nn.Module):
         )
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module has the mode it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def _tell_length(objective: Objective, model: nn.Module) -> None:
+    length = head_length(model)
+    if length is not None:
+        objective.set_feature_dim(length)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
+def unwrapped(model: nn.Module) -> CrowdModel:
+    """The CrowdModel within ``torch.compile`` and ``DistributedDataParallel``.
 
-
-def is_timm(model: nn.Module) -> bool:
-    """Whether the model has timm's interface to a classifier."""
-    return isinstance(getattr(model, "num_classes", None), int) and all(
-        callable(getattr(model, name, None)) for name in _TIMM
-    )
-
-
-def pre_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """``[B, D]``: what the classifier of a timm model gets."""
-    return cast(Any, model).forward_head(cast(Any, model).forward_features(images), pre_logits=True)
-
-
-def classify(classifier: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-    """Logits ``[B, C]`` of a timm model's classifier, a linear layer or the 1x1 convolution that some have."""
-    if isinstance(classifier, nn.Conv2d):
-        return classifier(features[:, :, None, None]).flatten(1)
-    return classifier(features)
-
-
-@torch.no_grad()
-def has_single_head(model: nn.Module, images: Tensor) -> bool:
-    """Whether a timm model is its classifier, one layer, on its pre-logits features: seen on these images."""
-    classifier = cast(Any, model).get_classifier()
-    if not isinstance(classifier, (nn.Linear, nn.Conv2d)):
-        return False
-    with evaluating(model):  # no dropout, no batch statistics, so that neither the model nor the random state moves
-        features = pre_logits(model, images)
-        return features.dim() == 2 and _same(classify(classifier, features), model(images))
-
-
-def _has_linear_classifier(model: nn.Module) -> bool:
-    """One linear layer: not two of a distilled model, a pass-through, or a convolution before pooling."""
-    return isinstance(cast(Any, model).get_classifier(), nn.Linear)
-
-
-def _reset_classifier(model: nn.Module, num_classes: int) -> None:
-    before = set(model.modules())
-    like = next((p for p in reversed(list(model.parameters())) if p.is_floating_point()), None)
-    cast(Any, model).reset_classifier(num_classes)
-    for module in model.modules():
-        if module not in before:
-            if like is not None:  # older timm makes the new layers on the CPU in float32
-                module.to(device=like.device, dtype=like.dtype)
-            module.train(model.training)
+    Raises:
+        TypeError: there is none.
+    """
+    while not isinstance(model, CrowdModel):
+        inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+        if not isinstance(inner, nn.Module):
+            raise TypeError(f"model is {type(model).__name__} but must be what crowdnal.attach returned")
+        model = inner
+    return model

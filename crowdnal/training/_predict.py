@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crowdnal.training._model import CrowdModel, evaluating
+from crowdnal.training._model import CrowdModel
+from crowdnal.training._timm import evaluating
 
 
 @torch.no_grad()

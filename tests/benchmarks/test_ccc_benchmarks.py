@@ -42,6 +42,19 @@ def test_rows_of_the_cost(tmp_path: Path) -> None:
     assert found["plain"]["peak_bytes"] <= peaks["head"] < peaks["exact"] < peaks["create_graph"]
 
 
+@pytest.mark.slow
+def test_rows_of_the_overhead(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    words = ["overhead", "--quick", "--threads", "1", "--json", str(file)]
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "training.py"), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    kept = json.loads((BENCHMARKS / "results" / "overhead-cpu.json").read_text())
+    assert [row["objective"] for row in found["rows"]] == [row["objective"] for row in kept["rows"]]
+    assert all(row["seconds"] > found["plain"]["cross_entropy_seconds"] > 0 for row in kept["rows"])
+    assert all(row["overhead"] <= row["target"] for row in kept["rows"]) and not kept["quick"]
+
+
 def test_every_form_takes_the_same_step(modules: Any) -> None:
     benchmark = modules("_training.ccc")
     ends = {}

@@ -147,8 +147,8 @@ def test_start_and_held_confusions_and_other_label_sets() -> None:
     held.on_train_start(a)
     assert_close(held.confusion(), torch.eye(3).roll(1, 1).double().expand(5, 3, 3), atol=1e-6, rtol=0)
     for cls in (DLEM, MBEM, DLDS, DLWC, DLAggregate):
-        with pytest.raises(ValueError, match=f"num_labels=3 differs from num_classes=2, which {cls.__name__} without"):
-            cls(2, 5, num_labels=3)
+        with pytest.raises(ValueError, match=f"num_labels=2 differs from num_classes=3, which {cls.__name__} without"):
+            cls(3, 5, num_labels=2)
 
 
 # Exact EM

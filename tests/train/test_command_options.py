@@ -11,7 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
-from support.small_run import arguments, config, frozen, go, read, write
+from support.small_run import CLASSES, N, arguments, config, frozen, go, read, table, write
 
 from crowdnal import cli
 from crowdnal.objectives import OBJECTIVES, CrowdLayer
@@ -27,7 +27,8 @@ EVERYTHING = TrainConfig(
     weights="w.pth", pretrained=True, image_size=32, augment="none",
     freeze_backbone=True, feature_cache=Path("c"), epochs=2, batch_size=3, lr=1.25e-05, objective_lr=1 / 3,
     weight_decay=0.5, optimizer="sgd", drop_rate=0.25, schedule="cosine", holdout=0.125, test_images=Path("t"),
-    test_labels=Path("t.csv"), test_items=Path("t.txt"), truth=Path("r.csv"), seed=7, workers=1, threads=2,
+    test_labels=Path("t.csv"), test_items=Path("t.txt"), truth=Path("r.csv"), gold=Path("g.csv"), seed=7, workers=1,
+    threads=2,
     device="cpu", amp=True, log="tensorboard",
 )  # fmt: skip
 
@@ -263,3 +264,20 @@ def test_tensorboard_that_is_not_there(root, tmp_path, capsys, monkeypatch):
     assert cli.main(arguments(frozen(root, tmp_path / "run", log="tensorboard"))) == 2
     assert 'pip install "crowdnal[tensorboard]"' in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("objective", ["crowd-layer", "dl-em"])
+def test_gold_classes_are_trained_on(tmp_path: Path, objective: str) -> None:
+    """Those of images without labels too; what is known is not estimated."""
+    root = write(tmp_path)
+    names = [f"i{i:02d}" for i in (*range(0, 9), N, N + 1)]
+    known = [(name, CLASSES[(int(name[1:]) + 1) % 3]) for name in names]  # none of them is the true one
+    gold = table(root / "gold.csv", ("task", "label"), known)
+    told = go(frozen(root, tmp_path / "told", gold=gold, objective=objective))
+    rows = {Path(task).stem: i for i, task in enumerate(told.data.images.ids)}
+    at = [rows[name] for name in names]
+    found = told.estimates.posterior[at].argmax(1)
+    assert [CLASSES[k] for k in found.tolist()] == [label for _, label in known]
+    assert told.metrics["arguments"]["gold"] == str(gold)
+    plain = go(frozen(root, tmp_path / "plain", objective=objective))
+    assert plain.estimates.posterior[at].argmax(1).tolist() != found.tolist()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from crowdnal.data import Annotations
 from crowdnal.objectives import CoNAL, CrowdLayer, Objective
-from crowdnal.training import CrowdModel, CrowdOutput, attach
+from crowdnal.training import CrowdModel, CrowdOutput, attach, has_single_head
 
 
 class WithFeatures(Objective):
@@ -125,6 +125,53 @@ def test_features_are_pre_logits_and_logits_are_the_models(head):
     assert output.logits.shape == (3, C)
     if model._single_head:  # one pass of the head: the features seen are those behind these very logits
         assert_close(backbone.get_classifier()(model.objective.seen), output.logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "own"),
+    [("lcnetv2_small", 64, "dropout"), ("shvit_s1", 64, "head.bn.weight"), ("efficientvit_m0", 128, "head.bn.weight")],
+)
+def test_layers_between_features_and_classifier_are_not_skipped(name, size, own):
+    """They do nothing in evaluation mode before any training, in which the first batch is looked at."""
+    backbone = timm_model(name, drop_rate=0.5)
+    model, images = attach(backbone, WithFeatures(C, R)), torch.randn(2, 3, size, size)
+    model(images, labels(2)).loss.backward()
+    assert not [key for key, p in backbone.named_parameters() if p.grad is None]  # DDP stops on these
+    if own == "dropout":
+        for module in backbone.modules():  # the rest of the model does not depend on the random state
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) or "DropPath" in type(module).__name__:
+                module.eval()
+        with torch.no_grad():
+            one, other = (model(images, labels(2)).logits for _ in range(2))
+        assert not torch.allclose(one, other)
+        return
+    model.eval()
+    with torch.no_grad():
+        backbone.head.bn.running_mean.fill_(0.5)
+        backbone.head.bn.running_var.fill_(0.01)
+        assert_close(model(images, labels(2)).logits, model(images))
+
+
+def test_dropout_between_is_no_hindrance_where_one_is_put_there_anyhow():
+    backbone, images = timm_model("lcnetv2_small", drop_rate=0.5), torch.randn(2, 3, 64, 64)
+    linear = timm_model("test_resnet", drop_rate=0.5)
+    assert has_single_head(linear, images)
+    assert has_single_head(backbone, images, dropout=False) == isinstance(
+        backbone.get_classifier(), (nn.Linear, nn.Conv2d)
+    )
+    assert not has_single_head(backbone, images)
+
+
+@pytest.mark.parametrize("name", ["resnetv2_18", "repvit_m1", "dla34", "deit_tiny_distilled_patch16_224"])
+def test_the_length_of_features_is_known_before_the_first_batch(name):
+    """Where the classifier is no linear layer too: EMA, DDP and optimizers want to see all parameters."""
+    with torch.device("meta"):
+        backbone = timm_model(name)
+        model = attach(backbone, CoNAL(C, R))
+        images = torch.zeros(2, *backbone.pretrained_cfg["input_size"])
+        features = backbone.eval().forward_head(backbone.forward_features(images), pre_logits=True)
+    assert not any(nn.parameter.is_lazy(parameter) for parameter in model.parameters())
+    assert model.objective.noise_source.hidden.in_features == features.shape[1]
 
 
 def test_frozen_modes_survive_the_check():

@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from support.attached import ATTACHED, C, R, check_compiled, check_functional_call, mlp
+from support.attached import ATTACHED, C, R, check_compiled, check_functional_call, labels, mlp
 from support.compare import assert_close
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.fsdp import fully_shard
 
 from crowdnal.data import Annotations
@@ -30,6 +31,37 @@ def test_functional_call_and_func_grad(objective):
 @pytest.mark.parametrize("objective", ATTACHED)
 def test_compiled_step_equals_eager_and_is_compiled_once(objective):
     check_compiled(attach(mlp(), ATTACHED[objective](C, R)))
+
+
+def compilations(backbone: nn.Module, *shape: int, objective: str = "crowd-layer") -> tuple[int, int]:
+    """Of a training with a smaller last batch, then of evaluation."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    model, eager = attach(backbone, ATTACHED[objective](C, R)), attach(backbone, ATTACHED[objective](C, R))
+    model.compile(fullgraph=True, backend=counter)
+    for seed, items in enumerate((8, 8, 5, 8, 3)):
+        x = torch.randn(items, *shape)
+        loss = model(x, labels(items, seed)).loss
+        loss.backward()
+        assert_close(loss, eager(x, labels(items, seed)).loss, rtol=1e-4, atol=1e-5)
+    trained = counter.frame_count
+    model.eval()
+    with torch.no_grad():
+        for items in (8, 3, 8):
+            x = torch.randn(items, *shape)
+            assert_close(model(x), backbone(x), rtol=1e-4, atol=1e-5)
+    return trained, counter.frame_count - trained
+
+
+def test_one_compilation_for_training_and_one_for_evaluation():
+    assert compilations(mlp(), 5) == (1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [("test_resnet", 32), ("test_vit", 160)])
+def test_one_compilation_for_a_cnn_and_a_transformer(name, size):
+    timm = pytest.importorskip("timm")
+    assert compilations(timm.create_model(name, num_classes=C), 3, size, size) == (1, 1)
 
 
 # Two processes: DistributedDataParallel, and FSDP against it

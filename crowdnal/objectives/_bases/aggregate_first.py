@@ -29,6 +29,8 @@ class AggregateFirst(ClosedFormObjective):
         soft: bool = True, smoothing: float = 0.1, confusion_prior: Prior = None, **known: Unpack[BeforehandOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, smoothing=smoothing, confusion_prior=confusion_prior, **known)
+        if self.initial is None:
+            self.require_square(f"{type(self).__name__} without initial_confusion")
         self.soft = soft
 
     def _due(self, epoch: int) -> bool:

@@ -35,10 +35,13 @@ from torch import Tensor, nn
 from crowdnal import metrics
 from crowdnal._utils.options import check_choice, check_integer, check_types
 from crowdnal.aggregation import posterior
-from crowdnal.data import Annotations, as_annotations
+from crowdnal.data import Annotations, as_annotations, as_gold
 from crowdnal.functional import Reduction
 from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.known import KnownClasses
 from crowdnal.objectives._bases.signature import full_doc, full_signature
+from crowdnal.objectives._bases.targets import labelled
+from crowdnal.objectives._bases.updates import watch
 
 # logits [N, C] of the whole training set in its order, and features [N, D] where the objective needs them
 Predict = Callable[[], tuple[Tensor, Tensor | None]]
@@ -72,16 +75,29 @@ class Objective(nn.Module):
     link: ClassVar[str]
     source: ClassVar[str]
     __signature__: ClassVar[inspect.Signature]
+    made_with: dict[str, Any]
     needs_features: bool = False
     models_annotators: bool = True
+    counts_items: ClassVar[bool] = False
+    """Whether ``reduction="mean"`` is over items and not over annotations."""
+    holds_known: ClassVar[bool] = False
+    """Whether the targets are those of :meth:`set_gold` where they are known, so that the loss adds nothing."""
+    found_of_annotators: ClassVar[tuple[str, ...]] = ()
+    """Buffers that get a row per annotator in training: those who come later get the mean of the others."""
     parts: ClassVar[tuple[type, ...]] = ()
     """Classes, other than the base, to which the constructor hands options on."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Options that are not of their types are refused by name, before a constructor runs into them."""
+        """Refuses options of a wrong type by name, before a constructor runs into them; notes what it is made with."""
         parameters = inspect.signature(cls).parameters
         check_types(parameters, {**dict(zip(parameters, args, strict=False)), **kwargs})
-        return super().__new__(cls)
+        new = super().__new__(cls)
+        try:
+            given = cls.__signature__.bind(*args, **kwargs).arguments
+        except (AttributeError, TypeError):  # what does not fit is the constructor's to say; a copy brings its own
+            given = {}
+        object.__setattr__(new, "made_with", dict(given))  # one like it can be made for another crowd
+        return new
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -95,6 +111,7 @@ class Objective(nn.Module):
         self.num_annotators = num_annotators
         self.num_labels = num_labels
         self.reduction: Reduction = reduction
+        self.known: KnownClasses | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -118,11 +135,16 @@ class Objective(nn.Module):
             Scalar, or ``[nnz]`` for ``reduction="none"``.
         """
         batch = self.as_batch(logits, annotations, features)
+        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            watch(self)
         with torch.autocast(batch.logits.device.type, enabled=False):
             loss = self._loss(batch)
-            if self.reduction == "none" or batch.annotations.num_annotations == 0:
+            if self.reduction == "none":
                 return loss
-            penalty = self.penalty(batch.annotations)
+            if self.known is not None and not self.holds_known:
+                units = self._units(batch.annotations)
+                loss = self.known.join(loss, units, batch.logits, batch.annotations, self.reduction)
+            penalty = self.penalty(batch.annotations) if batch.annotations.num_annotations > 0 else None
             return loss if penalty is None else loss + penalty.to(loss.dtype)
 
     @torch.no_grad()
@@ -142,7 +164,26 @@ class Objective(nn.Module):
         """``[B, C]`` over true classes given classifier and annotations; see :func:`crowdnal.posterior`."""
         batch = self.as_batch(logits, annotations, features)
         with torch.autocast(batch.logits.device.type, enabled=False):
-            return self._posterior(batch)
+            posterior = self._posterior(batch)
+            return posterior if self.known is None else self.known.correct(posterior, batch.annotations)
+
+    def set_gold(self, gold: Any, annotations: Annotations | None = None, *, weight: float = 1.0) -> None:
+        """True classes of some items, beside the annotators' labels: from now on the loss and the posterior know them.
+
+        A known class counts like ``weight`` labels by somebody who is always right: a mean is over labels and known
+        classes. Of a batch's items those are known whose ``item_id`` are; ``reduction="none"`` leaves them out.
+        Objectives that estimate confusions in closed form hold them in every step of EM, and there ``weight`` is 1.
+
+        Args:
+            gold: of the training set, as :func:`crowdnal.data.as_gold` takes it; None forgets what was known.
+            annotations: of the training set, for gold by item id or class id.
+            weight: above 0.
+        """
+        if not 0 < weight < float("inf"):
+            raise ValueError(f"weight={weight!r} must be above 0: the labels that a known class counts")
+        self.known = (
+            None if gold is None else KnownClasses(as_gold(gold, annotations, self.num_classes), weight, annotations)
+        )
 
     def predict(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Logits ``[B, C]`` of the true class: the classifier's own, unless the method predicts in a way of its own."""
@@ -164,6 +205,16 @@ class Objective(nn.Module):
     def penalty(self, annotations: Annotations) -> Tensor | None:
         """Regulariser: a scalar that ``loss`` adds once to a reduced, non-empty batch; None = none."""
         return None
+
+    def units(self, annotations: Annotations) -> Tensor:
+        """Scalar: how many labels (their weight) or items a mean is over; see :func:`crowdnal.batch_shares`."""
+        units = self._units(annotations)
+        return units if self.known is None or self.holds_known else units + self.known.units(annotations)
+
+    def _units(self, annotations: Annotations) -> Tensor:
+        if self.reduction == "item_mean" or self.counts_items:
+            return labelled(annotations).sum()
+        return annotations.indptr[-1] if annotations.weight is None else annotations.weight.sum()
 
     def set_feature_dim(self, feature_dim: int) -> None:
         """Tells an objective with ``needs_features`` their length D, before its first batch.
@@ -202,6 +253,24 @@ class Objective(nn.Module):
                 shown[name] = value
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any,
+        errors: list[str],
+    ) -> None:  # fmt: skip
+        for name, own in [*self.named_parameters(), *self.named_buffers()]:
+            given = state_dict.get(prefix + name)
+            if not isinstance(given, Tensor) or nn.parameter.is_lazy(own) or nn.parameter.is_lazy(given):
+                continue
+            sizes = given.shape[:1], own.shape[:1]
+            if own.shape[:1] == (self.num_annotators,) and sizes[0] != sizes[1] and given.shape[1:] == own.shape[1:]:
+                errors.append(
+                    f"the state is of {len(given)} annotators and {type(self).__name__} was made for "
+                    f"{self.num_annotators}: crowdnal.load_annotators(model, state, annotators=, known=) matches them "
+                    "by id"
+                )
+                break
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+
     # For methods
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -224,6 +293,14 @@ class Objective(nn.Module):
                 f"num_labels={self.num_labels} differs from num_classes={self.num_classes}, which {what} "
                 "cannot model: annotators must choose from the true classes here"
             )
+
+    def require_a_label_per_class(self, what: str) -> None:
+        """A ValueError where annotators have fewer labels than there are classes, so that votes are for none of them.
+
+        More labels are legal: those behind the classes are answers such as "unsure".
+        """
+        if self.num_labels < self.num_classes:
+            self.require_square(what)
 
     def as_batch(self, logits: Tensor, annotations: Annotations | Tensor, features: Tensor | None = None) -> Batch:
         """The arguments of :meth:`loss`, checked, as methods take them.
@@ -258,4 +335,4 @@ class Objective(nn.Module):
         return Batch(logits.to(dtype), annotations, features, annotations.weight, self.reduction)
 
 
-Objective.__signature__ = full_signature(Objective)  # not that of `__new__`
+Objective.__signature__ = full_signature(Objective)  # else that of __new__ is shown

@@ -26,9 +26,9 @@ from crowdnal.functional import em_step
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.objectives._bases.base import ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
-from crowdnal.objectives._bases.item_rows import item_rows
+from crowdnal.objectives._bases.item_rows import GIVE, item_rows
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
-from crowdnal.objectives._bases.targets import labelled
+from crowdnal.objectives._bases.targets import labelled, of_classes
 
 
 class BeforehandOptions(ObjectiveOptions, total=False):
@@ -52,13 +52,15 @@ class ClosedFormObjective(RoundsObjective):
         gold: known true classes of the training set, by position, as :func:`crowdnal.data.as_gold` takes them. They
             hold throughout.
         initial_confusion: ``[R, C, K]``, **init only**: the first targets are an E-step with it (and every class
-            equally probable) instead of the votes. It alone allows C != K.
+            equally probable) instead of the votes. It alone allows K < C; with K > C the labels behind the classes
+            ("unsure") are no votes, but tell of the class by how often it meets them.
         confusion_prior: ``[C, K]`` or ``[R, C, K]`` pseudo-counts, **held** in every M-step (a Dirichlet prior with
             these numbers plus 1); or a number of labels of each class, or ``"crowd"``, in the proportions of the whole
             crowd's, as of :func:`crowdnal.dawid_skene`, which finds them when training starts; or None, as in the
             papers.
     """
 
+    holds_known = True
     log_confusion: Tensor
     gold: Tensor | None
     initial: Tensor | None
@@ -76,7 +78,7 @@ class ClosedFormObjective(RoundsObjective):
             check_prior(confusion_prior, num_annotators, num_classes, self.num_labels)
         log_confusion = (2 * torch.eye(self.num_labels, num_classes)).log_softmax(0).repeat(num_annotators, 1, 1)
         if initial_confusion is None:
-            self.require_square(f"{type(self).__name__} without initial_confusion")
+            self.require_a_label_per_class(f"{type(self).__name__} without initial_confusion")
         else:
             if classes_of(initial_confusion, num_annotators, self.num_labels) != num_classes:
                 raise ValueError(f"initial_confusion has {initial_confusion.shape[1]} rows for {num_classes} classes")
@@ -92,6 +94,14 @@ class ClosedFormObjective(RoundsObjective):
             "confusion_prior": confusion_prior,
         }.items():
             self.register_buffer(name, option, persistent=False)
+
+    @override
+    def set_gold(self, gold: Any, annotations: Annotations | None = None, *, weight: float = 1.0) -> None:
+        """As the option ``gold=``; to be called before training."""
+        if weight != 1:
+            raise ValueError(f"weight={weight!r} is for objectives trained by gradients: EM holds known classes")
+        super().set_gold(gold, annotations)
+        self.gold = None if self.known is None else self.known.classes.to(self.log_confusion.device)
 
     @override
     def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
@@ -116,7 +126,8 @@ class ClosedFormObjective(RoundsObjective):
             self.log_confusion.copy_(self.initial)
             log_prior, table = torch.zeros(len(a), self.num_classes, dtype=torch.float64, device=a.device), self.initial
         else:  # votes are a posterior already, which confusions that say nothing leave as it is
-            log_prior, table = vote_proportions(a, self.num_classes).log(), torch.zeros_like(self.log_confusion)
+            votes = vote_proportions(of_classes(a, self.num_classes), self.num_classes)
+            log_prior, table = votes.log(), torch.zeros_like(self.log_confusion)
         if self.gold is not None:  # a known class may have no votes
             log_prior = log_prior.where(self.gold.unsqueeze(1) < 0, 0.0)
         _, counts = self._expect(log_prior, table, a)
@@ -163,14 +174,14 @@ class ClosedFormObjective(RoundsObjective):
 
     def _gold_of(self, annotations: Annotations) -> Tensor:
         assert self.gold is not None
-        if annotations.item_id is None and len(annotations) == len(self.gold):
+        item_id = self._numbers.of(annotations)
+        if item_id is not None:
+            return self.gold[item_rows(item_id, self._row_of, len(self.gold))]
+        if len(annotations) == len(self.gold):
             return self.gold
-        if annotations.item_id is None:
-            raise ValueError(
-                f"annotations have no item_id and {len(annotations)} items, but gold has {len(self.gold)}: take "
-                "batches of Annotations (annotations[rows]), which know whose class is whose"
-            )
-        return self.gold[item_rows(annotations.item_id, self._row_of, len(self.gold))]
+        raise ValueError(
+            f"annotations have no item_id and {len(annotations)} items, but gold has {len(self.gold)}: {GIVE}"
+        )
 
     def _nll(self, batch: Batch) -> Tensor:
         """Of held-out labels, for ``log_likelihood``: the mixture link; the loss is another one."""

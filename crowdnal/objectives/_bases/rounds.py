@@ -15,8 +15,8 @@ from crowdnal.data import Annotations, as_annotations
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.history import Round, from_tensor, to_tensor
-from crowdnal.objectives._bases.item_rows import item_rows, row_table
-from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
+from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
+from crowdnal.objectives._bases.targets import labelled, of_classes, target_cross_entropy
 
 CALL = (
     "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "
@@ -65,6 +65,7 @@ class RoundsObjective(Objective):
         self.history: list[Round] = []
         self.register_buffer("targets", torch.zeros(0, num_classes))
         self.register_buffer("_row_of", None, persistent=False)
+        self._numbers = ItemNumbers(None)
         self._annotations: Annotations | None = None
         self._predict: Predict | None = None
         self._loaded = False
@@ -123,7 +124,7 @@ class RoundsObjective(Objective):
 
     def _init_targets(self, annotations: Annotations) -> None:
         """Sets the first targets, given the whole training set."""
-        self._set_targets(vote_proportions(annotations, self.num_classes))
+        self._set_targets(vote_proportions(of_classes(annotations, self.num_classes), self.num_classes))
 
     def _round(self, batch: Batch) -> float | Tensor:
         """A round: sets the targets anew, from a batch of all N items.
@@ -148,19 +149,34 @@ class RoundsObjective(Objective):
         items = len(self.targets)
         if items == 0 and len(annotations) > 0:
             raise RuntimeError(f"{type(self).__name__} has no targets yet: {CALL}")
-        if annotations.item_id is None:
-            if len(annotations) not in (0, items):
+        item_id = self._numbers.of(annotations)
+        if item_id is None:
+            if not self._are_all(annotations):
                 raise ValueError(
-                    f"annotations have no item_id and {len(annotations)} items, but the training set has {items}: take "
-                    "batches of Annotations (annotations[rows], or a CrowdDataset), which know whose targets are theirs"
+                    f"annotations have no item_id and {len(annotations)} items, but the training set has {items}, so "
+                    f"that nobody knows whose targets are theirs: {GIVE}"
                 )
             return self.targets[: len(annotations)]
-        return self.targets[item_rows(annotations.item_id, self._row_of, items)]
+        return self.targets[item_rows(item_id, self._row_of, items)]
+
+    def _are_all(self, annotations: Annotations) -> bool:
+        """Whether a batch that does not say so can only be the training set; labels on a GPU are not read."""
+        whole = self._annotations
+        if len(annotations) in (0, len(self.targets)):
+            if whole is None or torch.compiler.is_compiling() or annotations.device.type != "cpu":
+                return True
+            ours = annotations.num_annotations <= whole.num_annotations  # some may have been taken out
+            return ours and bool((annotations.votes(False) <= whole.votes(False).to("cpu")).all())
+        return False
 
     def _loss(self, batch: Batch) -> Tensor:
         targets = self._rows(batch.annotations).to(batch.logits.dtype)
         informed = self._informed(batch.annotations).unsqueeze(1)
         return target_cross_entropy(batch.logits, targets.where(informed, 0.0), batch.reduction)
+
+    @override
+    def _units(self, annotations: Annotations) -> Tensor:
+        return self._informed(annotations).sum()
 
     def _informed(self, annotations: Annotations) -> Tensor:
         """``[B]`` whether the targets of an item say more than the classifier does: it has labels."""
@@ -172,6 +188,7 @@ class RoundsObjective(Objective):
         sizes = {"num_annotators": self.num_annotators, "num_classes": self.num_labels}
         annotations = as_annotations(annotations, **sizes).to(self.targets.device).prepare()
         self._row_of = row_table(annotations.item_id)
+        self._numbers = ItemNumbers(annotations.vocabulary)
         self._annotations, self._predict = annotations, predict
         return annotations
 

@@ -22,6 +22,7 @@ class GroupedObjective(RoundsObjective):
     """
 
     resizable = ("targets", "membership")
+    found_of_annotators = ("membership",)
 
     mixture: GroupMixture
     membership: Tensor

@@ -11,7 +11,7 @@ from typing_extensions import override
 from crowdnal._utils.options import check_amount, check_choice, check_integer
 from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations
-from crowdnal.objectives._bases.base import Predict
+from crowdnal.objectives._bases.base import Objective, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsOptions
 from crowdnal.objectives._registry import register
@@ -171,6 +171,10 @@ class CMM(GroupedObjective):
 
     def _loss(self, batch: Batch) -> Tensor:
         return self._nll(batch) if self.form == "gradient" else super()._loss(batch)
+
+    @override
+    def _units(self, annotations: Annotations) -> Tensor:
+        return Objective._units(self, annotations) if self.form == "gradient" else super()._units(annotations)
 
     @override
     def extra_repr(self) -> str:
