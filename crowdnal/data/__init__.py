@@ -11,7 +11,7 @@ from crowdnal.data._readers import long_fields, read_answers
 from crowdnal.data._table import Table
 from crowdnal.data._text import read_lines
 from crowdnal.data._vocabulary import Ids, Vocabulary, distinct, in_natural_order, restore_vocabulary
-from crowdnal.data.annotations import Annotations, as_annotations, collate, concat, mark_batch
+from crowdnal.data.annotations import Annotations, as_annotations, collate, concat, mark_batch, of_classes
 from crowdnal.data.dataset import CrowdDataset
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "in_natural_order",
     "long_fields",
     "mark_batch",
+    "of_classes",
     "read_answers",
     "read_labels",
     "read_lines",

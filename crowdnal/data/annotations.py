@@ -575,3 +575,11 @@ def as_annotations(
 # The path that a pickle keeps, whatever the file is called.
 Annotations.__module__ = "crowdnal.data"
 torch.serialization.add_safe_globals([Annotations])
+
+
+def of_classes(annotations: Annotations, num_classes: int) -> Annotations:
+    """The labels that name a class: answers such as "unsure", which are numbered behind the classes, are left out."""
+    if annotations.num_classes <= num_classes:
+        return annotations
+    kept = annotations.select(annotations.label < num_classes)
+    return Annotations.trusted(kept.fields._replace(num_classes=num_classes, vocabulary=None))

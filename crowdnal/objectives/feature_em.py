@@ -9,7 +9,7 @@ from torch import Tensor
 from crowdnal._utils.options import check_integer
 from crowdnal.aggregation import feature_em
 from crowdnal.aggregation.em import Prior
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, of_classes
 from crowdnal.objectives._bases.aggregate_first import AggregateFirst
 from crowdnal.objectives._bases.closed_form import BeforehandOptions
 from crowdnal.objectives._bases.history import Round
@@ -35,6 +35,7 @@ class FeatureEM(AggregateFirst):
     """
 
     needs_features = True
+    takes_unsure = True
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -53,9 +54,14 @@ class FeatureEM(AggregateFirst):
         if features is None:
             raise RuntimeError(f"FeatureEM needs the features of all items: {CALL}")
         prior = self.crowd_prior if self.confusion_prior is None else self.confusion_prior
+        votes = of_classes(annotations, self.num_classes).to(features.device)
         found = feature_em(
-            features.float(), annotations.to(features.device), confusion_prior=prior, gold=self.gold,
-            folds=self.folds, rounds=self.rounds,
-        )  # fmt: skip
+            features.float(),
+            votes,
+            confusion_prior=prior,
+            gold=self.gold,
+            folds=self.folds,
+            rounds=self.rounds,
+        )
         self.history = [Round(n + 1, 0, value) for n, value in enumerate(found.log_likelihood)]
         return self._count_against(found.posterior, annotations)

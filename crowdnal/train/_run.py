@@ -262,7 +262,9 @@ class _Session:
         config, out = self.config, self.config.out
         logits, _ = trainer.predict("images", torch.arange(len(self.data.images)))
         test_logits, _ = trainer.predict("test", torch.arange(len(self.data.test)))
-        estimates = outputs.estimate(self.objective, logits, self.data.annotations, self.item_features, test_logits)
+        estimates = outputs.estimate(
+            self.objective, logits, self.data.annotations, self.item_features, self.data.gold, test_logits
+        )
         outputs.write_tables(out, self.data, estimates, progress.history)
         selected_accuracy = None
         if progress.selected_epoch is not None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from crowdnal import metrics
 from crowdnal._utils.extras import require
 from crowdnal.aggregation import choose, feature_em
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, of_classes
 from crowdnal.objectives import Objective
 from crowdnal.train.data import TrainingData
 from crowdnal.train.files import ERRORS, atomic, write_text
@@ -57,7 +57,12 @@ class Estimates:
 
 
 def estimate(
-    objective: Objective, logits: Tensor, annotations: Annotations, item_features: Tensor | None, test_logits: Tensor
+    objective: Objective,
+    logits: Tensor,
+    annotations: Annotations,
+    item_features: Tensor | None,
+    gold: Tensor,
+    test_logits: Tensor,
 ) -> Estimates:
     """What is reported, from a trained objective.
 
@@ -69,13 +74,17 @@ def estimate(
         logits: ``[N, C]`` of all images.
         annotations: of all images.
         item_features: ``[N, D]`` of all images before training, None for annotations alone.
+        gold: ``[N]`` known classes, -1 where unknown.
         test_logits: ``[T, C]``.
     """
     probs = logits.double().softmax(-1)
+    votes = of_classes(annotations, logits.shape[1])
     if item_features is None:
-        posterior = choose(annotations).posterior
+        posterior = choose(votes).posterior
+        known = torch.nn.functional.one_hot(gold.clamp(min=0), logits.shape[1]).double()
+        posterior = known.where((gold >= 0).unsqueeze(1), posterior)
     else:
-        posterior = feature_em(item_features, annotations, gold=getattr(objective, "gold", None)).posterior
+        posterior = feature_em(item_features, votes, gold=gold).posterior
     if objective.models_annotators:
         confusion = objective.confusion().detach().cpu().double()
     else:

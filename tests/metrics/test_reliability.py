@@ -92,7 +92,7 @@ def test_of_the_command_is_the_share_of_right_labels() -> None:
     a, _, _ = simulated(3, 10, 60)
     logits = torch.zeros(60, 3)
     for objective in (crowdnal.CrowdLayer(3, 10), crowdnal.SingleConfusion(3, 10), crowdnal.MajorityVote(3, 10)):
-        found = estimate(objective, logits, a, None, logits[:0])
+        found = estimate(objective, logits, a, None, torch.full((60,), -1), logits[:0])
         wanted = metrics.annotator_accuracy(found.posterior, a)
         assert torch.equal(found.reliability, wanted.mean) and len(set(wanted.mean.tolist())) > 1
         assert torch.equal(found.reliability_low, wanted.low) and torch.equal(found.reliability_high, wanted.high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -24,12 +24,15 @@ class AggregateFirst(ClosedFormObjective):
         soft: train on the posteriors; otherwise on their most probable class (the first of equals).
     """
 
+    takes_unsure: ClassVar[bool] = False
+    """Whether there may be labels behind the classes, which are no votes."""
+
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         soft: bool = True, smoothing: float = 0.1, confusion_prior: Prior = None, **known: Unpack[BeforehandOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, smoothing=smoothing, confusion_prior=confusion_prior, **known)
-        if self.initial is None:
+        if self.initial is None and not self.takes_unsure:
             self.require_square(f"{type(self).__name__} without initial_confusion")
         self.soft = soft
 

@@ -21,14 +21,14 @@ from crowdnal.aggregation.em import (
     possible,
     pseudo_counts_of,
 )
-from crowdnal.data import Annotations, as_gold
+from crowdnal.data import Annotations, as_gold, of_classes
 from crowdnal.functional import em_step
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.objectives._bases.base import ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.item_rows import GIVE, item_rows
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
-from crowdnal.objectives._bases.targets import labelled, of_classes
+from crowdnal.objectives._bases.targets import labelled
 
 
 class BeforehandOptions(ObjectiveOptions, total=False):

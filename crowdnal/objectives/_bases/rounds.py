@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from crowdnal._utils.options import check_integer
 from crowdnal.aggregation import vote_proportions
-from crowdnal.data import Annotations, as_annotations
+from crowdnal.data import Annotations, as_annotations, of_classes
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.history import Round, from_tensor, to_tensor
 from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
-from crowdnal.objectives._bases.targets import labelled, of_classes, target_cross_entropy
+from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
 
 CALL = (
     "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "

@@ -17,14 +17,6 @@ def labelled(annotations: Annotations) -> Tensor:
     return sum_rows(annotations.weight, annotations) > 0
 
 
-def of_classes(annotations: Annotations, num_classes: int) -> Annotations:
-    """The labels that name a class: answers such as "unsure", which are numbered behind the classes, are left out."""
-    if annotations.num_classes <= num_classes:
-        return annotations
-    kept = annotations.select(annotations.label < num_classes)
-    return Annotations.trusted(kept.fields._replace(num_classes=num_classes, vocabulary=None))
-
-
 def most_probable(scores: Tensor) -> Tensor:
     """``[B, C]`` 1 at the largest of each row, the first of equals, and 0 elsewhere."""
     return torch.zeros_like(scores).scatter_(1, scores.argmax(-1, keepdim=True), 1.0)
