@@ -153,6 +153,8 @@ class _Subtypes:
         for name, value in {**given, "diagonal": diagonal, "off_diagonal": off_diagonal}.items():
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name}={value!r} must be above 0 and finite")
+        if annotations.weight is not None:  # what weighs nothing is no label
+            annotations = annotations.select(annotations.weight > 0)
         self.annotations, self.classes, self.subtypes = annotations, classes, subtypes
         self.weight, self.total = weights_of(annotations, dtype)
         self.votes = vote_proportions(annotations, classes).to(dtype)

@@ -57,7 +57,7 @@ class DLDS(AggregateFirst):
                 smoothing=smoothing,
                 gold=gold,
                 initial_confusion=initial,
-                confusion_prior=self.confusion_prior,
+                confusion_prior=self.confusion_prior if self.crowd_prior is None else self.crowd_prior,
             )
         self.history = [Round(n + 1, 0, value) for n, value in enumerate(found.log_likelihood)]
         return self._count_against(found.posterior, annotations)

@@ -174,7 +174,7 @@ class _Session:
         self.input_size: tuple[int, ...] = tuple(self.transforms[2]["input_size"])
         self.parts = split(a, config.holdout, config.seed)
         self.head = None
-        self.item_features: Tensor | None = None  # of the backbone as it was before training
+        self.item_features: Tensor | None = None  # of given weights, as they were before training
         if config.freeze_backbone:
             drop_rate = float(config.drop_rate or 0)
             self.head = features_module.frozen_head(self.model, drop_rate, config.model, self.input_size)
@@ -233,18 +233,19 @@ class _Session:
         device = str(config.device)
         key = features_module.cache_key(files, config.model, self.record["weights"], transform, device, config.amp)
         what = "features" if name == "images" else "test features"
-
-        def compute() -> Tensor:
-            with self.reporter.track(what, len(files)) as track:
-                return features_module.extract(
-                    self.model, files, transform, mode, device=device, workers=config.workers or 0,
-                    amp=config.amp, advance=track.advance,
-                )  # fmt: skip
-
-        features, cached = features_module.cached_features(files, folder, key, compute)
+        features, cached = features_module.cached_features(
+            files, folder, key, lambda: self._extract(what, files, transform, mode)
+        )
         if cached:
             self.reporter.say(f"{what} of {len(files)} images from {folder}")
         return features
+
+    def _extract(self, what: str, files: tuple[Path, ...], transform: Any, mode: str) -> Tensor:
+        with self.reporter.track(what, len(files)) as track:
+            return features_module.extract(
+                self.model, files, transform, mode, device=str(self.config.device), workers=self.config.workers or 0,
+                amp=self.config.amp, advance=track.advance,
+            )  # fmt: skip
 
     def trainer(self, prepared: tuple[nn.Module, Inputs]) -> Trainer:
         module, inputs = prepared
@@ -262,6 +263,8 @@ class _Session:
         config, out = self.config, self.config.out
         logits, _ = trainer.predict("images", torch.arange(len(self.data.images)))
         test_logits, _ = trainer.predict("test", torch.arange(len(self.data.test)))
+        if self.item_features is None and is_timm(self.model):  # random ones before training say nothing
+            self.item_features = self._extract("features", self.data.images.files, *self.transforms[::3])
         estimates = outputs.estimate(
             self.objective, logits, self.data.annotations, self.item_features, self.data.gold, test_logits
         )

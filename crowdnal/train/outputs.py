@@ -33,7 +33,7 @@ class Estimates:
 
     Attributes:
         probs: ``[N, C]`` of the classifier alone.
-        posterior: ``[N, C]`` given annotations and the features of the backbone before training, if there are any.
+        posterior: ``[N, C]`` given annotations and features; see :func:`crowdnal.feature_em`.
         confusion: ``[R, C, K]`` rows = true class.
         reliability: ``[R]`` share of right labels, see :func:`crowdnal.metrics.annotator_accuracy`.
         reliability_low: ``[R]`` of its 90 % interval.
@@ -67,13 +67,14 @@ def estimate(
     """What is reported, from a trained objective.
 
     The labels are not those of the trained classifier, which repeats what it was trained on: they are made from the
-    annotations and features that have not seen them.
+    annotations and from features, each item's by what the others' labels make of these.
 
     Args:
         objective: trained.
         logits: ``[N, C]`` of all images.
         annotations: of all images.
-        item_features: ``[N, D]`` of all images before training, None for annotations alone.
+        item_features: ``[N, D]`` of all images, of given weights before training, else after it; None for annotations
+            alone.
         gold: ``[N]`` known classes, -1 where unknown.
         test_logits: ``[T, C]``.
     """

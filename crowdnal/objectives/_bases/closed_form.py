@@ -107,9 +107,8 @@ class ClosedFormObjective(RoundsObjective):
     def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         annotations = super()._remember(annotations, predict)
         if self.crowd_prior is not None and self.num_classes == self.num_labels:
-            self.confusion_prior = dawid_skene(
-                annotations, gold=self.gold, confusion_prior=self.crowd_prior
-            ).pseudo_counts
+            found = dawid_skene(annotations, gold=self.gold, confusion_prior=self.crowd_prior).pseudo_counts
+            self.confusion_prior = None if found is None else found.to(self.log_confusion.dtype)
         return annotations
 
     @override
