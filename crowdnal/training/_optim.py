@@ -25,7 +25,7 @@ def param_groups(
         model: what :func:`crowdnal.attach` returned; compiled or in ``DistributedDataParallel`` too.
         lr: of the backbone.
         weight_decay: of its matrices and kernels.
-        objective_lr: default ten times ``lr``, as ``crowdnal train`` has it.
+        objective_lr: default ``lr``, as ``crowdnal train`` has it.
 
     Returns:
         Up to three groups with ``params``, ``lr``, ``weight_decay`` and ``name``; parameters that are frozen are in
@@ -47,7 +47,7 @@ def param_groups(
         else:
             kind = "backbone"
         kinds[kind].append(parameter)
-    rates = {"objective": 10 * lr if objective_lr is None else objective_lr}
+    rates = {"objective": lr if objective_lr is None else objective_lr}
     decays = {"backbone": weight_decay}
     return [
         {"params": params, "lr": rates.get(name, lr), "weight_decay": decays.get(name, 0.0), "name": name}

@@ -55,7 +55,7 @@ def test_param_groups() -> None:
         if p.ndim > 1 and name.startswith(("backbone.blocks", "backbone.head."))
     }
     assert set(decay.values()) == {0.0, 0.05}
-    assert crowdnal.param_groups(model, 1e-3)[-1]["lr"] == 10 * 1e-3
+    assert crowdnal.param_groups(model, 1e-3)[-1]["lr"] == 1e-3
     with pytest.raises(TypeError, match="Linear but must be what crowdnal.attach returned"):
         crowdnal.param_groups(nn.Linear(2, 2), 1e-3)
 
