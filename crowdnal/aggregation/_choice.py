@@ -29,7 +29,8 @@ class Choice(AggregationResult):
         posterior: ``[N, C]`` of the chosen method on all annotations, rows sum to 1.
         confusion: ``[R, C, K]`` of that method, rows = true class, rows sum to 1.
         method: a key of ``CANDIDATES``.
-        log_likelihood: of each candidate, the mean log-probability of labels that it had not seen.
+        log_likelihood: of each candidate, the mean log-probability of labels that it had not seen; 0 where there
+            are none to compare.
         why: the reason, as a sentence.
     """
 
@@ -77,9 +78,10 @@ CANDIDATES: dict[str, Callable[[Annotations], tuple[Tensor, Tensor]]] = {
 def choose(annotations: Annotations, *, folds: int = 5, margin: float = 2.0, seed: int = 0) -> Choice:
     """The method whose model foresees held-out labels best, or the votes where none does so clearly better than they.
 
-    The labels are dealt into folds; each is foreseen from the others: a label y of annotator r on item i has the
-    probability ``Σ_k q_i[k] A_r[k, y]``, with the votes and the crowd's confusion in the case of the votes. A method
-    counts as better where the sum of the differences exceeds ``margin`` times its standard error.
+    The labels of items that have several are dealt into folds; each is foreseen from the others: a label y of
+    annotator r on item i has the probability ``Σ_k q_i[k] A_r[k, y]``, with the votes and the crowd's confusion in
+    the case of the votes. A method counts as better where the sum of the differences exceeds ``margin`` times its
+    standard error.
 
     Args:
         annotations: the whole data set. Weights are those of the methods; the likelihood counts every label once.
@@ -94,19 +96,25 @@ def choose(annotations: Annotations, *, folds: int = 5, margin: float = 2.0, see
     check_amount(margin=margin)
     check_options(annotations, annotations.num_classes, None, None, 0.0, torch.float64)
     size = annotations.num_annotations
+    several = (annotations.counts > 1)[annotations.item]  # a single label is foreseen from nothing
     fold = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).to(annotations.device) % folds
+    fold = fold.where(several, -1)
     values = {name: torch.zeros(size, dtype=torch.float64, device=annotations.device) for name in CANDIDATES}
-    for k in range(min(folds, size) if size > 1 else 0):
+    for k in fold[several].unique().tolist():
         kept, held = annotations.select(fold != k), annotations.select(fold == k)
         for name, run in CANDIDATES.items():
             posterior, confusion = run(kept)
             given = confusion[held.annotator, :, held.label]
             values[name][fold == k] = (posterior[held.item] * given).sum(1).clamp(min=1e-300).log()
+    values = {name: value[several] for name, value in values.items()}
+    size = int(several.sum())
     means = {name: float(value.mean()) if size else 0.0 for name, value in values.items()}
     best = max(means, key=lambda name: means[name])
     ahead = values[best] - values[VOTES]
     error = float(ahead.std()) * size**0.5 if size > 1 else 0.0
-    if best != VOTES and float(ahead.sum()) <= margin * error:
+    if size == 0:
+        best, why = VOTES, "no item has two labels, so that nothing tells how often labels are right"
+    elif best != VOTES and float(ahead.sum()) <= margin * error:
         why = f"{best} foresees held-out labels no better than the votes do, within {margin:g} standard errors"
         best = VOTES
     elif best == VOTES:

@@ -149,6 +149,8 @@ class EMState:
             if classes == labels and prior > 0:
                 known = None if self.gold is None else (annotations.counts > 1) | (self.gold >= 0)
                 self.crowd = crowd_confusion(self.posterior, annotations, self.weight, known)
+                if self.crowd is None:  # nothing tells how often labels are right: as good as right
+                    self.crowd = proportions(torch.eye(classes).to(self.posterior), 1, floor=1e-6)
             prior = None if self.crowd is None else prior * self.crowd
         assert not isinstance(prior, float | int | str)
         self.prior = prior

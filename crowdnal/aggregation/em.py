@@ -143,7 +143,7 @@ def check_strength(prior: Prior) -> None:
     """Raises a ValueError unless a prior that is no tensor is a number of labels, or a known word."""
     if isinstance(prior, Tensor) or prior is None or prior == "crowd":
         return
-    if isinstance(prior, str) or not 0 <= prior < math.inf:
+    if isinstance(prior, bool) or not isinstance(prior, float | int) or not 0 <= prior < math.inf:
         raise ValueError(f"confusion_prior={prior!r} must be pseudo-counts, their number, 'crowd' or None")
 
 

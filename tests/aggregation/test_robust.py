@@ -164,6 +164,11 @@ def test_the_choice_is_the_votes_unless_a_model_foresees_more() -> None:
     none = choose(b, margin=1e6)
     assert none.method == "majority-vote" and "no better than the votes" in none.why
     assert_close(none.posterior, vote_proportions(b, 4))
+    single, labels = crowd((0.6, 0.9), 4, 300, 20, 1, seed=0)
+    one = choose(single)
+    assert one.method == "majority-vote" and "no item has two labels" in one.why
+    for name in ("auto", "dawid-skene", "one-coin"):
+        assert abs(ahead(aggregate(single, name), single, labels)) < 0.01, name
     empty = choose(Annotations([0, 0], [], [], num_annotators=1, num_classes=2))
     assert empty.method == "majority-vote" and empty.posterior.tolist() == [[0.5, 0.5]]
 

@@ -39,7 +39,7 @@ def check_fails(capsys, words: list[str], *matches: str) -> None:
 
 def test_train(root, tmp_path, capsys):
     out = tmp_path / "my run"
-    words = arguments(frozen(root, out, options=("variant=VB",)))
+    words = arguments(frozen(root, out, objective="crowd-layer", options=("variant=VB",)))
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     assert "108 labels by 5 annotators on 36 of 39 images, 3 classes" in said
@@ -69,8 +69,14 @@ def test_command_of_a_configuration_is_that_configuration(root, tmp_path, monkey
     [
         ({"model": "test_resnett"}, ["--model 'test_resnett' is unknown to timm", "near matches: test_resnet"]),
         ({"objective": "crowdlayer"}, ["--objective 'crowdlayer' is unknown", "crowd-layer.*majority-vote.*trace"]),
-        ({"options": ("variant=XX",)}, [r"--option variant='XX' must be one of MW\|VW\|VB\|VW\+B"]),
-        ({"options": ("size=3",)}, ["--option 'size' is unknown to crowd-layer", "variant"]),
+        (
+            {"objective": "crowd-layer", "options": ("variant=XX",)},
+            [r"--option variant='XX' must be one of MW\|VW\|VB\|VW\+B"],
+        ),
+        (
+            {"objective": "crowd-layer", "options": ("size=3",)},
+            ["--option 'size' is unknown to crowd-layer", "variant"],
+        ),
         ({"options": ("variant",)}, ["must be KEY=VALUE"]),
         ({"optimizer": "addam"}, ["--optimizer 'addam' is unknown to timm", "adam"]),
         ({"weights": "no-such-package"}, ["--weights 'no-such-package' is neither a file nor an installed package"]),
@@ -139,7 +145,7 @@ def test_options_are_typed():
 
 
 def test_interrupted(root, tmp_path, capsys, monkeypatch):
-    words = arguments(config(root, tmp_path / "run"))
+    words = arguments(config(root, tmp_path / "run", objective="crowd-layer"))
     with monkeypatch.context() as patch:
         patch.setattr(CrowdLayer, "_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         assert cli.main(words) == 130

@@ -14,7 +14,7 @@ import pytest
 from support.small_run import CLASSES, N, arguments, config, frozen, go, read, table, write
 
 from crowdnal import cli
-from crowdnal.objectives import OBJECTIVES, CrowdLayer
+from crowdnal.objectives import OBJECTIVES
 from crowdnal.train import InputError, TrainConfig
 from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, ByMode, default_in_words, flag, in_words, options_table
 from crowdnal.train.options import description, option_help, option_types, parse_options, plain, value_words
@@ -64,7 +64,7 @@ def test_help_has_every_option_in_its_group_with_its_default(capsys):
         default = default_in_words(name)
         assert f" {flag(name)} " in part
         assert f"{option.help} (default: {default})" if default else option.help in part
-    assert "(default: 40 / 20 / 60)" in text and "(default: 10 times --lr)" in text and "--seed N" in text
+    assert "(default: 40 / 20 / 60)" in text and "(default: --lr)" in text and "--seed N" in text
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_defaults_in_the_help_are_those_that_a_run_takes(root, tmp_path, mode, c
     for name in modal:
         shown = default_in_words(name).split(" / ")
         assert shown[mode if len(shown) > 1 else 0] == in_words(getattr(resolved, name))
-    assert resolved.objective_lr == 10 * resolved.lr
+    assert resolved.objective_lr == resolved.lr
 
 
 def test_table_has_a_row_for_every_option():
@@ -106,7 +106,10 @@ def test_only_free_options_may_differ_in_a_resumed_run():
         ({"weight_decay": float("nan")}, "--weight-decay nan must be 0 or more"),
         ({"log": "paper"}, "--log 'paper' is unknown: use one of csv, tensorboard"),
         ({"options": ("reduction=none",)}, r"--option reduction='none' must be one of mean\|sum\|item_mean"),
-        ({"options": ("sparse_grad=true",)}, "--option 'sparse_grad' is unknown to crowd-layer: it takes variant"),
+        (
+            {"objective": "crowd-layer", "options": ("sparse_grad=true",)},
+            "--option 'sparse_grad' is unknown to crowd-layer: it takes variant",
+        ),
         ({"objective": "dl-aggregate", "options": ("method=kos",)}, "KOS"),
     ],
 )
@@ -157,7 +160,7 @@ def test_objectives_are_told_in_plain_text(capsys, name):
 def test_objectives_name_their_options_where_they_are_asked_for(capsys):
     for words in (("train", "--objective", "dl-em"), ("train",)):
         text = helped(capsys, *words)
-        assert text.rstrip().endswith(option_help(OBJECTIVES["dl-em"] if len(words) > 1 else CrowdLayer))
+        assert text.rstrip().endswith(option_help(OBJECTIVES["dl-em" if len(words) > 1 else "feature-em"]))
     with pytest.raises(SystemExit):
         cli.main(["train", "--help", "--objective", "dl-em"])  # in either order
     assert "decay=0.99  (a number)" in capsys.readouterr().out
@@ -191,7 +194,7 @@ def test_dry_run_writes_nothing(root, tmp_path, capsys):
     assert "108 labels by 5 annotators on 36 of 39 images, 3 classes" in said
     told = {"trace_weight=0.5", "normalization=softplus", "warmup_epochs=0", "scope=all", "rank=none", "reduction=mean"}
     assert told == set(re.search("^trace: (.*)$", said, flags=re.M)[1].split())
-    assert "epochs 3, batch size 8, optimizer adam, lr 0.02, objective lr 0.2" in said and "seed 11" in said
+    assert "epochs 3, batch size 8, optimizer adam, lr 0.02, objective lr 0.02" in said and "seed 11" in said
     assert "nothing was written" in said and not list(tmp_path.iterdir())
     for change, match in (
         ({"holdout": 0.001}, "leaves one side empty"),
