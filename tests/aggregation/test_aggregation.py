@@ -60,6 +60,7 @@ def test_own_methods(method: str) -> None:
     assert not torch.allclose(aggregate(heavy, method, **few), posterior)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", CROWDKIT)
 def test_crowdkit_methods_give_back_our_items_and_classes(method: str) -> None:

@@ -124,6 +124,7 @@ def crowdkit_posterior(a: Annotations, iterations: int, gold: Tensor | None = No
     return torch.from_numpy(probas.loc[range(len(a)), range(a.num_classes)].to_numpy().copy())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("iterations", [1, 2, 25])
@@ -138,6 +139,7 @@ def test_posteriors_are_those_of_crowdkit(sizes: tuple[int, int, int], iteration
         assert_close(ours.posterior, wanted, rtol=0, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(DATA is None, reason="CROWDNAL_DATA does not name the folder of real crowd data")
 @pytest.mark.parametrize("name", ["rte", "temporal", "bluebirds", "dog", "face"])

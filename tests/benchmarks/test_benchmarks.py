@@ -72,6 +72,7 @@ def test_quick_run(tmp_path: Path) -> None:
     assert all(written["machine"][name] > 0 for name in PEAK)
 
 
+@pytest.mark.slow
 def test_every_op_in_a_tiny_cell(kernels: ModuleType) -> None:
     for op in kernels.OPS:
         rows = kernels.measure(op, kernels.TINY, arguments(torch_dtype=torch.float64), PEAK)

@@ -66,6 +66,7 @@ def test_unknown_cells_are_refused(gpu, monkeypatch, tmp_path, capsys) -> None:
     assert "unknown cells none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_minutes_break_off_what_is_under_way(gpu, monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(gpu, "check", lambda *_: {"wrong": None})
     monkeypatch.setattr(gpu, "measure_all", lambda *_: time.sleep(60))

@@ -100,6 +100,7 @@ def test_named_methods_only(training: ModuleType) -> None:
         wanted(["conal", "cona"])
 
 
+@pytest.mark.slow
 def test_cmm_rows_and_picture(tmp_path: Path, training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     cmm = importlib.import_module("_tables.cmm")
     monkeypatch.setattr(cmm, "levels", lambda: torch.stack([torch.eye(3), torch.full((3, 3), 1 / 3), torch.eye(3)]))

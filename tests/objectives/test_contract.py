@@ -55,7 +55,10 @@ def each_case(*, models_annotators: bool = False, parameters: bool = False) -> A
             and (objective.models_annotators or not models_annotators)
             and (list(objective.parameters()) or not parameters)
         ]
-        slow = set(names) - set(QUICKLY_COMPILED) if "compiled" in check.__name__ else ()
+        slow: set[str] = set()
+        if "compiled" in check.__name__:  # seconds each: an objective with its defaults, and a few more
+            names = [name for name in names if name in QUICKLY_COMPILED or name == CASES[name].name]
+            slow = set(names) - set(QUICKLY_COMPILED)
         given = [pytest.param(CASES[name], id=name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
         return pytest.mark.parametrize("case", given)(check)
 

@@ -225,6 +225,7 @@ def test_incremental_batches_by_hand() -> None:
         told(logits, Annotations([0, 1, 1], [0], [0], num_annotators=5, num_classes=3))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("incremental", [False, True])
 def test_compiled_steps_are_eager_ones(incremental: bool) -> None:
     torch._dynamo.reset()

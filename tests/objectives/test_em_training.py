@@ -91,6 +91,7 @@ def given(name: str, root: Path) -> dict[str, Any]:
     return {"objective": name, "options": options.get(name, ()), **shared}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["mbem", "dl-ds", "dl-wc", "dl-aggregate"])
 def test_the_train_command(name: str, root: Path, tmp_path: Path) -> None:
     whole = small_run.go(small_run.frozen(root, tmp_path / "whole", **given(name, root)))
@@ -99,6 +100,7 @@ def test_the_train_command(name: str, root: Path, tmp_path: Path) -> None:
     assert [epoch for epoch, value in enumerate(likelihoods) if value != ""] == rounds
 
 
+@pytest.mark.slow
 def test_the_train_command_resumes_em(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = small_run.go(small_run.frozen(root, tmp_path / "whole", **given("dl-em", root)))
     assert whole.metrics["truth"]["label_accuracy"] > 0.9

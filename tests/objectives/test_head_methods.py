@@ -268,6 +268,7 @@ def test_weighted_doctor_net_learns_weights_with_the_rest_frozen():
 RECOVERED = {"over": 0.006, "over softmax": 0.006, "union A": 0.006, "union B": 0.006, "mig": 0.04}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", RECOVERED)
 def test_recovers_planted_confusions_and_beats_majority_vote(name):
     x, truth = blobs()

@@ -109,6 +109,7 @@ def test_a_library_for_another_cuda_is_not_loaded(tmp_path: Path, monkeypatch: p
     assert _load.backend()["cuda"] == "native"
 
 
+@pytest.mark.slow
 def test_disabled_native_runs_on_the_reference_and_warns_once(tmp_path: Path) -> None:
     code = """
 import json, warnings

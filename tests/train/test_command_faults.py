@@ -133,7 +133,7 @@ def limited(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "make", "name"),
     [(2000, frozen, "features/"), (300_000, config, "checkpoint.pt"), (300_000, frozen, "model.safetensors")],

@@ -269,6 +269,7 @@ def test_tensorboard_that_is_not_there(root, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("objective", ["crowd-layer", "dl-em"])
 def test_gold_classes_are_trained_on(tmp_path: Path, objective: str) -> None:
     """Those of images without labels too; what is known is not estimated."""

@@ -68,6 +68,7 @@ def test_other_kinds_of_files(tmp_path: Path, capsys) -> None:
         assert (found["file"]["kind"], found["file"]["no label"], found["annotations"]) == (kind, missing, 3)
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error() -> None:
     code = "import sys\nfrom crowdnal import cli\nsys.exit(cli.main(['objectives']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

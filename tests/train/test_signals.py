@@ -12,6 +12,7 @@ from crowdnal import cli
 from crowdnal.objectives import CrowdLayer
 
 
+@pytest.mark.slow
 def test_terminated(tmp_path, capsys, monkeypatch):
     root = write(tmp_path / "data")
     words, calls, loss = arguments(frozen(root, tmp_path / "run")), [], CrowdLayer._loss

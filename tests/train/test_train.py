@@ -233,6 +233,7 @@ def test_changed_files_are_not_resumed(root, tmp_path, monkeypatch):
         go(settings, resume=True)
 
 
+@pytest.mark.slow
 def test_mistake_leaves_nothing_to_resume(root, tmp_path):
     settings = config(root, tmp_path / "run", lr=1e30, epochs=2)
     with pytest.raises(InputError, match=r"loss is .* in epoch 1: lower --lr"):
@@ -305,6 +306,7 @@ def test_unreadable_image(root, tmp_path):
         go(settings)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_no_class_is_learnt_and_never_predicted(root, tmp_path):
     text = (root / "annotations.csv").read_text()
     path = tmp_path / "answers.csv"
