@@ -25,7 +25,7 @@ class CrowdNet(NeuralNet):
 
     Args:
         module: of :func:`crowdnal.attach`.
-        objective_lr: default ten times ``lr``.
+        objective_lr: default ``lr``.
         **kwargs: of ``skorch.NeuralNet``.
     """
 

@@ -78,7 +78,7 @@ class CrowdTrainer(Trainer):
     Args:
         args: as of ``Trainer``, like all that follows; give ``TrainingArguments(remove_unused_columns=False)``.
             The objective is neither decayed nor trained at ``learning_rate``.
-        objective_lr: default ten times ``learning_rate``.
+        objective_lr: default ``learning_rate``.
         loader: for EM-style objectives, as of :class:`crowdnal.ObjectiveCallback`: of ``(inputs, annotations)``.
     """
 

@@ -153,7 +153,7 @@ def test_crowd_dataset() -> None:
 @pytest.mark.slow
 def test_import_is_light() -> None:
     code = """import sys
-from crowdnal.annotations import Annotations
+from crowdnal.data import Annotations
 Annotations.from_long({"task": [0], "worker": [0], "label": [0]}).prepare().to_dense()
 print([name for name in ("torch._dynamo", "pandas", "timm") if name in sys.modules])"""
     assert run(code) == "[]"

@@ -67,7 +67,7 @@ def test_a_sequence_classifier_trains_and_is_evaluated(name: str, tmp_path: Path
     groups = {group["name"]: group for group in trainer.optimizer.param_groups}
     assert groups["backbone"]["weight_decay"] == 0.1 and groups["backbone"]["lr"] == 1e-3
     if "objective" in groups:
-        assert (groups["objective"]["weight_decay"], groups["objective"]["lr"]) == (0.0, 1e-2)
+        assert (groups["objective"]["weight_decay"], groups["objective"]["lr"]) == (0.0, 1e-3)
     assert not all(torch.equal(value, start[key]) for key, value in model.state_dict().items() if key in start)
     found = trainer.evaluate()
     assert 0 <= found["eval_accuracy"] <= 1 and math.isfinite(found["eval_loss"])
