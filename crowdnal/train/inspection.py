@@ -44,14 +44,15 @@ def inspect_file(path: Path, options: Any, reporter: Reporter) -> Inspection:
     """
     for name in READING:
         check_option(name, getattr(options, name))
-    with warnings.catch_warnings(record=True) as caught, as_options():
-        warnings.simplefilter("always")
-        how, want = how_to_read(options)
-        lines = None if options.items is None else read_lines(options.items)
-        file = {"path": str(path), **describe_file(path, how, want.columns)}
-        with reading_progress(reporter, path) as progress:
-            answers = read_answers(path, how._replace(progress=progress), want, lines)
-        annotations = Annotations.trusted(answers.fields(None, None, options.classes))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")  # before what hands warnings on: whatever filters the user has
+        with as_options():
+            how, want = how_to_read(options)
+            lines = None if options.items is None else read_lines(options.items)
+            file = {"path": str(path), **describe_file(path, how, want.columns)}
+            with reading_progress(reporter, path) as progress:
+                answers = read_answers(path, how._replace(progress=progress), want, lines)
+            annotations = Annotations.trusted(answers.fields(None, None, options.classes))
     file["no label"] = dict(answers.missing)
     told = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
     return Inspection(file, annotations.summary(), told)
