@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ LABEL_SETS = ("weather", "web", "product", "polarity", "trec", "rte", "temporal"
 TRAINING_SETS = ("labelme", "music", "product_pairs")
 VOTES = "majority-vote"
 LEFT_OUT = {"kos": "two classes", "label-model": "an optional library", "lia-ml": "many tags an item"}
+PAPERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dawid-skene, maximum likelihood": ("dawid-skene", {"confusion_prior": None}),  # the default it had
+}
 SLOW = ("mmce", "glad")  # hundreds of times as long as the others: by name alone
 
 # name: classes, items, annotators, labels an item, accuracy from and to, kind
@@ -95,7 +99,8 @@ def labels(root: Path | None, methods: list[str], crowds: list[str] | None, seed
     for crowd, drawn in label_crowds(root, crowds, seeds):
         voted = [_right(aggregate(a, VOTES), truth) for a, truth in drawn]
         for method in methods:
-            accuracies = [_right(aggregate(a, method), truth) for a, truth in drawn]
+            name, options = PAPERS.get(method, (method, {}))
+            accuracies = [_right(aggregate(a, name, **options), truth) for a, truth in drawn]
             _tell(found, method, crowd, accuracies, voted)
     return found
 
@@ -193,9 +198,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     given = arguments.data or os.environ.get("CROWDNAL_DATA")
     if arguments.what == "labels":
-        methods = arguments.methods or [name for name in AGGREGATORS if name not in (*LEFT_OUT, *SLOW)]
+        known = [name for name in AGGREGATORS if name not in (*LEFT_OUT, *SLOW)]
+        methods = arguments.methods or [*known, *PAPERS]
         for method in methods:
-            check_method(method)
+            check_method(PAPERS.get(method, (method,))[0])
     else:
         methods = arguments.methods or [CLEAN, *(name for name in OBJECTIVES if name not in LEFT_OUT)]
     run = labels if arguments.what == "labels" else training

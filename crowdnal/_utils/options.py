@@ -50,6 +50,13 @@ def check_amount(why: str = "", **options: float) -> None:
             raise ValueError(f"{name}={value!r} must be finite and 0 or more{why and f': {why}'}")
 
 
+def check_positive(**options: float) -> None:
+    """A ValueError for an option that is not above 0, or not finite."""
+    for name, value in options.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}={value!r} must be above 0 and finite")
+
+
 def check_types(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
     """A ValueError for an argument that is not what it is annotated as, so far as that is plain types."""
     for name, value in given.items():

@@ -5,7 +5,8 @@
 K-means of annotators and annotations.
 """
 
-from crowdnal.aggregation._bayesian import BCCResult, BWAResult, bwa, ebcc, ibcc
+from crowdnal.aggregation._bayesian import BCCResult, ebcc, ibcc
+from crowdnal.aggregation._bwa import BWAResult, bwa
 from crowdnal.aggregation._choice import CANDIDATES, Choice, choose
 from crowdnal.aggregation._conal_em import CoNALEMResult, conal_em
 from crowdnal.aggregation._dawid_skene import DawidSkeneResult, dawid_skene

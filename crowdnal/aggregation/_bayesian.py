@@ -1,4 +1,4 @@
-"""Bayesian classifier combination by variational inference: IBCC, its correlated extension EBCC, and BWA."""
+"""Bayesian classifier combination by variational inference: IBCC, and EBCC, its extension to correlated annotators."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crowdnal._utils.options import check_integer, typed
+from crowdnal._utils.options import check_integer, check_positive, typed
 from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation.em import AggregationResult, check_options, weights_of
 from crowdnal.data import Annotations
 from crowdnal.functional import em_step, label_counts
-from crowdnal.functional.segments import sum_rows
 
 
 @dataclass
@@ -31,21 +30,6 @@ class BCCResult(AggregationResult):
     confusion: Tensor
     class_prior: Tensor
     lower_bound: list[float]
-    converged: bool
-
-
-@dataclass
-class BWAResult(AggregationResult):
-    """What `bwa` found.
-
-    Attributes:
-        posterior: ``[N, C]`` weighted means of the labels, rows sum to 1.
-        precision: ``[R]`` weight of each annotator's labels, above 0.
-        converged: whether the last step was smaller than the tolerance.
-    """
-
-    posterior: Tensor
-    precision: Tensor
     converged: bool
 
 
@@ -149,10 +133,8 @@ class _Subtypes:
     ) -> None:
         classes = annotations.num_classes
         check_options(annotations, classes, None, None, 0.0, dtype)
-        given = {"subtype_strength": subtype_strength, "class_strength": class_strength}
-        for name, value in {**given, "diagonal": diagonal, "off_diagonal": off_diagonal}.items():
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value!r} must be above 0 and finite")
+        check_positive(subtype_strength=subtype_strength, class_strength=class_strength)
+        check_positive(diagonal=diagonal, off_diagonal=off_diagonal)
         if annotations.weight is not None:  # what weighs nothing is no label
             annotations = annotations.select(annotations.weight > 0)
         self.annotations, self.classes, self.subtypes = annotations, classes, subtypes
@@ -164,7 +146,6 @@ class _Subtypes:
         self.class_prior = like.new_full((classes,), class_strength)
         self.kind_prior = like.new_full((classes, subtypes), subtype_strength / subtypes)
 
-    @torch.no_grad()
     def run(self, start: Tensor, max_iterations: int, tolerance: float) -> BCCResult:
         check_integer(1, max_iterations=max_iterations)
         counts = label_counts(start, self.annotations, weight=self.weight)
@@ -208,60 +189,3 @@ def _divergence(posterior: Tensor, prior: Tensor, dim: int) -> Tensor:
 
 def _log_beta(concentration: Tensor, dim: int) -> Tensor:
     return concentration.lgamma().sum(dim) - concentration.sum(dim).lgamma()
-
-
-@typed
-@torch.no_grad()
-def bwa(
-    annotations: Annotations,
-    *,
-    strength: float = 15.0,
-    item_strength: float = 1.0,
-    max_iterations: int = 500,
-    tolerance: float = 1e-4,
-    dtype: torch.dtype = torch.float64,
-) -> BWAResult:
-    """Bayesian weighted average (Li, Rubinstein & Cohn, WWW 2019): labels as numbers 0 and 1, annotators' precisions.
-
-    An item's class proportions are the weighted mean of its labels and the crowd's proportions; an annotator's
-    precision has a Gamma prior around that of the votes, so that few labels move it little. As fast as the votes.
-
-    Args:
-        annotations: the whole data set. A weight says how often its annotation counts.
-        strength: of the precisions' prior, in labels.
-        item_strength: of the crowd's proportions in each item's, in labels of precision 1.
-        max_iterations: 1 or more.
-        tolerance: stop when no probability moves by more; a negative one never stops.
-        dtype: of the computation and the result, float64 or float32.
-
-    Raises:
-        ValueError: naming the argument that does not fit.
-    """
-    check_options(annotations, annotations.num_classes, None, None, 0.0, dtype)
-    check_integer(1, max_iterations=max_iterations)
-    for name, value in {"strength": strength, "item_strength": item_strength}.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name}={value!r} must be above 0 and finite")
-    a, (weight, _) = annotations, weights_of(annotations, dtype)
-    posterior = vote_proportions(a, a.num_classes).to(dtype)
-    weight = posterior.new_ones(a.num_annotations) if weight is None else weight
-    number = posterior.new_zeros(a.num_annotators).index_add_(0, a.annotator, weight)
-    labels_of = sum_rows(weight, a)
-    spread = (labels_of.unsqueeze(1) * posterior * (1 - posterior)).sum() / labels_of.sum().clamp(min=1)
-    converged = False
-    for _ in range(max_iterations):
-        # |one-hot(y) - p|^2 of each label, without a tensor of one-hot labels
-        own = posterior[a.item, a.label] if a.num_annotations else posterior.new_zeros(0)
-        error = posterior.square().sum(1)[a.item] - 2 * own + 1
-        wrong = posterior.new_zeros(a.num_annotators).index_add_(0, a.annotator, weight * error)
-        precision = (strength + number) / (strength * spread + wrong).clamp(min=1e-9)
-        each = weight * precision[a.annotator]
-        cell = a.item * a.num_classes + a.label
-        votes = posterior.new_zeros(posterior.numel()).index_add_(0, cell, each).view_as(posterior)
-        moved = item_strength * posterior.mean(0) + votes if len(a) else votes
-        moved = moved / moved.sum(1, keepdim=True)
-        converged = len(a) == 0 or float((moved - posterior).abs().max()) <= tolerance
-        posterior = moved
-        if converged:
-            break
-    return BWAResult(posterior, precision, converged)

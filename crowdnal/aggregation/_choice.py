@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,8 @@ from crowdnal.aggregation._bayesian import ibcc
 from crowdnal.aggregation._dawid_skene import dawid_skene
 from crowdnal.aggregation._one_coin import one_coin
 from crowdnal.aggregation._votes import vote_proportions
-from crowdnal.aggregation.em import AggregationResult, check_options, weights_of
+from crowdnal.aggregation.em import AggregationResult, check_options, crowd_confusion, standard_errors, weights_of
 from crowdnal.data import Annotations
-from crowdnal.functional import label_counts
 
 VOTES = "majority-vote"
 
@@ -44,31 +44,26 @@ class Choice(AggregationResult):
 def _votes(annotations: Annotations) -> tuple[Tensor, Tensor]:
     """The votes, and one confusion for everybody."""
     posterior = vote_proportions(annotations, annotations.num_classes)
-    counts = label_counts(posterior, annotations, weight=weights_of(annotations, posterior.dtype)[0]).sum(0)
-    common = proportions(counts + torch.eye(*counts.shape).to(counts), 0).t()
-    return posterior, common.expand(annotations.num_annotators, -1, -1)
+    weight, _ = weights_of(annotations, posterior.dtype)
+    crowd = crowd_confusion(posterior, annotations, weight, annotations.counts > 0)
+    if crowd is None:  # nobody gave a label
+        crowd = proportions(posterior.new_zeros(2 * (annotations.num_classes,)), 1)
+    return posterior, crowd.expand(annotations.num_annotators, -1, -1)
 
 
-def _skene(annotations: Annotations) -> tuple[Tensor, Tensor]:
-    found = dawid_skene(annotations)
-    return found.posterior, found.confusion
+def _of(method: Callable[[Annotations], Any]) -> Callable[[Annotations], tuple[Tensor, Tensor]]:
+    def run(annotations: Annotations) -> tuple[Tensor, Tensor]:
+        found = method(annotations)
+        return found.posterior, found.confusion
 
-
-def _coin(annotations: Annotations) -> tuple[Tensor, Tensor]:
-    found = one_coin(annotations)
-    return found.posterior, found.confusion
-
-
-def _ibcc(annotations: Annotations) -> tuple[Tensor, Tensor]:
-    found = ibcc(annotations)
-    return found.posterior, found.confusion
+    return run
 
 
 CANDIDATES: dict[str, Callable[[Annotations], tuple[Tensor, Tensor]]] = {
     VOTES: _votes,
-    "one-coin": _coin,
-    "dawid-skene": _skene,
-    "ibcc": _ibcc,
+    "one-coin": _of(one_coin),
+    "dawid-skene": _of(dawid_skene),
+    "ibcc": _of(ibcc),
 }
 """What :func:`choose` chooses among: posterior ``[N, C]`` and confusions ``[R, C, K]`` from annotations."""
 
@@ -110,18 +105,17 @@ def choose(annotations: Annotations, *, folds: int = 5, margin: float = 2.0, see
     size = int(several.sum())
     means = {name: float(value.mean()) if size else 0.0 for name, value in values.items()}
     best = max(means, key=lambda name: means[name])
-    ahead = values[best] - values[VOTES]
-    error = float(ahead.std()) * size**0.5 if size > 1 else 0.0
+    errors = standard_errors(values[best] - values[VOTES])
     if size == 0:
         best, why = VOTES, "no item has two labels, so that nothing tells how often labels are right"
-    elif best != VOTES and float(ahead.sum()) <= margin * error:
-        why = f"{best} foresees held-out labels no better than the votes do, within {margin:g} standard errors"
-        best = VOTES
     elif best == VOTES:
         why = "no model of the annotators foresees held-out labels better than the votes do"
+    elif errors <= margin:
+        why = f"{best} foresees held-out labels no better than the votes do, within {margin:g} standard errors"
+        best = VOTES
     else:
         why = (
             f"{best} foresees held-out labels best: a mean log-probability of {means[best]:.3f} to the votes' "
-            f"{means[VOTES]:.3f}, {float(ahead.sum()) / max(error, 1e-300):.1f} standard errors"
+            f"{means[VOTES]:.3f}, {errors:.1f} standard errors"
         )
     return Choice(*CANDIDATES[best](annotations), best, means, why)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from crowdnal._utils.extras import require
 from crowdnal._utils.probability import proportions
-from crowdnal.aggregation._bayesian import bwa, ebcc, ibcc
+from crowdnal.aggregation._bayesian import ebcc, ibcc
+from crowdnal.aggregation._bwa import bwa
 from crowdnal.aggregation._choice import choose
 from crowdnal.aggregation._dawid_skene import dawid_skene
 from crowdnal.aggregation._mmce import mmce

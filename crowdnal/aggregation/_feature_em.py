@@ -22,6 +22,7 @@ from crowdnal.aggregation.em import (
     log_proportions,
     possible,
     pseudo_counts_of,
+    standard_errors,
     weights_of,
 )
 from crowdnal.data import Annotations, as_gold
@@ -31,6 +32,8 @@ SHRINKAGES = (0.3, 0.6, 0.9, 0.97)
 EXPONENTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
 _COMPARED = (0, 1, 3)
 """Rounds in which the shrinkages are compared; the others keep the last one chosen."""
+_MARGIN = 3.0
+"""Standard errors by which features must foresee labels better than none: the best of 44 is better by chance, too."""
 
 
 @dataclass
@@ -44,6 +47,7 @@ class FeatureEMResult(AggregationResult):
         shrinkage: chosen, of the covariance of the features to the identity.
         exponent: chosen, of the prior: 0 where the features say nothing of the labels.
         log_likelihood: mean log-probability of each label given its item's features and other labels, every round.
+        pseudo_counts: ``[C, K]`` or ``[R, C, K]``, the prior of the confusions; None: none.
     """
 
     posterior: Tensor
@@ -52,6 +56,7 @@ class FeatureEMResult(AggregationResult):
     shrinkage: float
     exponent: float
     log_likelihood: list[float]
+    pseudo_counts: Tensor | None
 
 
 @typed
@@ -122,19 +127,14 @@ def feature_em(
         each, log_prior, shrinkage, exponent = max(tried, key=lambda one: float(one[0].sum()))
         if number == 0:  # the votes have not seen the features: an honest test of these
             without = em.score(ratios[shrinkage], table, 0.0)
-            if not _clearly_better(each, without[0]):
+            if standard_errors(each - without[0]) <= _MARGIN:
                 (each, log_prior), exponent, exponents = without, 0.0, (0.0,)
         likelihoods.append(float(each.mean()) if len(each) else 0.0)
         if em.expect(log_prior, table) < 1e-4:
             break
     confusion = em.log_confusion().exp().transpose(1, 2).contiguous()
-    return FeatureEMResult(em.posterior, log_prior, confusion, shrinkage, exponent, likelihoods)
-
-
-def _clearly_better(one: Tensor, other: Tensor, margin: float = 3.0) -> bool:
-    """Whether log-probabilities ``[nnz]`` are larger by more than so many standard errors of their sum."""
-    ahead = one - other
-    return len(ahead) > 1 and float(ahead.sum()) > margin * float(ahead.std()) * len(ahead) ** 0.5
+    prior = em.pseudo_counts()
+    return FeatureEMResult(em.posterior, log_prior, confusion, shrinkage, exponent, likelihoods, prior)
 
 
 class _FeatureEM:
@@ -156,9 +156,8 @@ class _FeatureEM:
         if gold is not None and self.possible is not None:
             self.posterior = torch.where((gold >= 0).unsqueeze(1), self.possible.double(), self.posterior)
         self.informed = annotations.counts > 0 if gold is None else (annotations.counts > 0) | (gold >= 0)
-        self.moved = False
-        self._count()
-        self.prior = prior
+        self.counts = label_counts(self.posterior, annotations, weight=self.weight)
+        self.prior, self.moved = prior, False
         # standardised, so that no feature rules by its unit; those that never vary say nothing
         x = features.to(annotations.device, torch.promote_types(features.dtype, torch.float32))
         spread = x.std(0, correction=0)
@@ -174,19 +173,19 @@ class _FeatureEM:
         """Rows that the prior of a fold is made from."""
         return ((self.fold != fold) & self.informed).nonzero()[:, 0]
 
-    def _count(self) -> None:
-        self.counts = label_counts(self.posterior, self.annotations, weight=self.weight)
+    def pseudo_counts(self) -> Tensor | None:
+        """Of the confusions; the first M-step knows the votes alone and takes the strongest."""
+        if self.prior is None or isinstance(self.prior, Tensor):
+            return self.prior
+        if self.crowd is None:
+            return None
+        if not isinstance(self.prior, str):
+            return self.prior * self.crowd
+        return (crowd_strength(self.counts, self.crowd) if self.moved else STRENGTHS[-1]) * self.crowd
 
     def log_confusion(self) -> Tensor:
-        """The M-step, ``[R, K, C]``; the first one knows the votes alone and takes the strongest prior."""
-        prior = self.prior
-        if isinstance(prior, float | int | str):
-            if self.crowd is None:
-                prior = None
-            elif isinstance(prior, str):
-                prior = crowd_strength(self.counts, self.crowd) if self.moved else STRENGTHS[-1]
-            prior = None if prior is None or self.crowd is None else prior * self.crowd
-        return log_proportions(self.counts, pseudo_counts_of(prior, 0.0, self.counts))
+        """The M-step, ``[R, K, C]``."""
+        return log_proportions(self.counts, pseudo_counts_of(self.pseudo_counts(), 0.0, self.counts))
 
     def class_prior(self) -> Tensor:
         """``[C]`` the mean posterior, of one item of each class more."""

@@ -97,6 +97,12 @@ def possible(gold: Tensor, classes: int) -> Tensor:
     return (gold.unsqueeze(1) == torch.arange(classes, device=gold.device)) | (gold < 0).unsqueeze(1)
 
 
+def standard_errors(ahead: Tensor) -> float:
+    """By how many standard errors the sum of differences ``[n]`` is above 0; 0 where fewer than two say nothing."""
+    error = float(ahead.std()) * len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
+    return float(ahead.sum()) / error if error > 0 else 0.0
+
+
 def crowd_confusion(
     posterior: Tensor, annotations: Annotations, weight: Tensor | None, counted: Tensor | None = None
 ) -> Tensor | None:
@@ -137,14 +143,6 @@ def crowd_strength(counts: Tensor, crowd: Tensor) -> float:
         return float(cells - ((given + strength).lgamma() - math.lgamma(strength)).sum())
 
     return max(STRENGTHS, key=evidence)
-
-
-def check_strength(prior: Prior) -> None:
-    """Raises a ValueError unless a prior that is no tensor is a number of labels, or a known word."""
-    if isinstance(prior, Tensor) or prior is None or prior == "crowd":
-        return
-    if isinstance(prior, bool) or not isinstance(prior, float | int) or not 0 <= prior < math.inf:
-        raise ValueError(f"confusion_prior={prior!r} must be pseudo-counts, their number, 'crowd' or None")
 
 
 def pseudo_counts_of(prior: Tensor | None, smoothing: float, like: Tensor) -> Tensor | None:
@@ -206,8 +204,10 @@ def check_gold(gold: Tensor, classes: int, items: int | None = None) -> None:
 
 def check_prior(prior: Prior, annotators: int, classes: int, labels: int) -> None:
     """Raises a ValueError unless these are pseudo-counts, of all annotators or of each, or what stands for some."""
-    check_strength(prior)
     if not isinstance(prior, Tensor):
+        number = isinstance(prior, float | int) and not isinstance(prior, bool) and 0 <= prior < math.inf
+        if not (prior is None or prior == "crowd" or number):
+            raise ValueError(f"confusion_prior={prior!r} must be pseudo-counts, their number, 'crowd' or None")
         return
     matrix = (classes, labels)
     if tuple(prior.shape) not in (matrix, (annotators, *matrix)):

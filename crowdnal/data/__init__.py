@@ -2,6 +2,7 @@
 
 from crowdnal.data._answers import Answers
 from crowdnal.data._columns import Column
+from crowdnal.data._dynamic import mark_batch
 from crowdnal.data._fields import Fields
 from crowdnal.data._files import Reading, describe_file
 from crowdnal.data._gold import as_gold, read_labels
@@ -11,7 +12,8 @@ from crowdnal.data._readers import long_fields, read_answers
 from crowdnal.data._table import Table
 from crowdnal.data._text import read_lines
 from crowdnal.data._vocabulary import Ids, Vocabulary, distinct, in_natural_order, restore_vocabulary
-from crowdnal.data.annotations import Annotations, as_annotations, collate, concat, mark_batch, of_classes
+from crowdnal.data.annotations import Annotations
+from crowdnal.data.batches import as_annotations, collate, concat, of_classes
 from crowdnal.data.dataset import CrowdDataset
 
 __all__ = [

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data._utils.collate import collate as _collate
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from crowdnal._utils.extras import require
 from crowdnal.data import _readers, _select, _validate
+from crowdnal.data._dynamic import mark_dynamic
 from crowdnal.data._fields import Fields
 from crowdnal.data._files import Reading
 from crowdnal.data._labels import USUAL
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from crowdnal.data.summary import Summary
 
-__all__ = ["Annotations", "as_annotations", "collate", "concat"]
+__all__ = ["Annotations"]
 
 
 class Annotations:
@@ -86,7 +85,7 @@ class Annotations:
         self._active_annotators, self._active_index = fields.active_annotators, fields.active_index
         if not torch.compiler.is_compiling():
             for value in fields:
-                _mark_dynamic(value)
+                mark_dynamic(value)
 
     @classmethod
     def trusted(cls, fields: Fields) -> Self:
@@ -489,7 +488,7 @@ class Annotations:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         for value in state.values():
-            _mark_dynamic(value)
+            mark_dynamic(value)
 
     def _cached(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Compute a tensor once and keep it, except in a graph or a transform, which must leave its inputs alone."""
@@ -498,88 +497,11 @@ class Annotations:
         # A tensor made in inference mode could not be saved for a later backward pass.
         with torch.inference_mode(False):
             value = compute()
-        _mark_dynamic(value)
+        mark_dynamic(value)
         setattr(self, name, value)
         return value
-
-
-def _mark_dynamic(value: Any) -> None:
-    """``torch._dynamo.maybe_mark_dynamic(value, 0)`` of a tensor, without the second that its import takes.
-
-    Batches differ in nnz; unmarked, torch.compile would learn that by compiling twice.
-    """
-    if isinstance(value, Tensor):
-        value._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
-        value._has_dynamo_dim_marking = True  # type: ignore[attr-defined]
-
-
-def mark_batch(batch: Any) -> None:
-    """Tells ``torch.compile`` that the first size of the tensors in tuples, lists and mappings differs by batch."""
-    if isinstance(batch, Tensor) and batch.dim() > 0:
-        _mark_dynamic(batch)
-    elif isinstance(batch, (tuple, list, Mapping)):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            mark_batch(part)
-
-
-def concat(pieces: Sequence[Annotations]) -> Annotations:
-    """All items of all pieces, in order, as one.
-
-    Pieces with the same annotator and class ids but other items get one vocabulary with the items of all.
-
-    Raises:
-        ValueError: if there is no piece, or pieces differ in R, K, annotator ids or class ids.
-    """
-    if len(pieces) == 0:
-        raise ValueError("pieces is empty; concat needs at least one Annotations")
-    for p, piece in enumerate(pieces):
-        if not isinstance(piece, Annotations):
-            raise ValueError(f"pieces[{p}] is {type(piece).__name__}; concat joins Annotations")
-    return pieces[0].trusted(_select.concat([piece.fields for piece in pieces]))
-
-
-def _collate_annotations(batch: Sequence[Annotations], *, collate_fn_map: Any = None) -> Annotations:
-    return concat(batch).prepare()
-
-
-def collate(batch: Sequence[Any]) -> Any:
-    """A DataLoader's ``collate_fn``: torch's default one, with Annotations concatenated and prepared."""
-    return _collate(batch, collate_fn_map={Annotations: _collate_annotations, **default_collate_fn_map})
-
-
-def as_annotations(
-    targets: Annotations | Tensor, *, num_annotators: int, num_classes: int, missing: int = -1
-) -> Annotations:
-    """Targets of a loss: Annotations pass through, a dense ``[B, R]`` tensor is converted.
-
-    Raises:
-        ValueError: if R or K are not those expected.
-    """
-    if isinstance(targets, Annotations):
-        if targets.num_annotators != num_annotators or targets.num_classes != num_classes:
-            raise ValueError(
-                f"annotations have {targets.num_annotators} annotators and {targets.num_classes} classes, "
-                f"expected are {num_annotators} and {num_classes}; give the objective the sizes of the whole "
-                "data set, or read the annotations with annotators= and classes="
-            )
-        return targets
-    if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.shape[1] != num_annotators:
-        got = list(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-        raise ValueError(
-            f"targets must be Annotations or a tensor [B, {num_annotators}] with {missing} where there is no "
-            f"label, got {got}"
-        )
-    return Annotations.from_dense(targets, num_classes=num_classes, missing=missing)
 
 
 # The path that a pickle keeps, whatever the file is called.
 Annotations.__module__ = "crowdnal.data"
 torch.serialization.add_safe_globals([Annotations])
-
-
-def of_classes(annotations: Annotations, num_classes: int) -> Annotations:
-    """The labels that name a class: answers such as "unsure", which are numbered behind the classes, are left out."""
-    if annotations.num_classes <= num_classes:
-        return annotations
-    kept = annotations.select(annotations.label < num_classes)
-    return Annotations.trusted(kept.fields._replace(num_classes=num_classes, vocabulary=None))

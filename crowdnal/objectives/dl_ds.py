@@ -59,5 +59,6 @@ class DLDS(AggregateFirst):
                 initial_confusion=initial,
                 confusion_prior=self.confusion_prior if self.crowd_prior is None else self.crowd_prior,
             )
+            self._hold(found.pseudo_counts)
         self.history = [Round(n + 1, 0, value) for n, value in enumerate(found.log_likelihood)]
         return self._count_against(found.posterior, annotations)

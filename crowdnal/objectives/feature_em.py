@@ -53,15 +53,16 @@ class FeatureEM(AggregateFirst):
         features = None if self._predict is None else self._predict()[1]
         if features is None:
             raise RuntimeError(f"FeatureEM needs the features of all items: {CALL}")
-        prior = self.crowd_prior if self.confusion_prior is None else self.confusion_prior
         votes = of_classes(annotations, self.num_classes).to(features.device)
         found = feature_em(
             features.float(),
             votes,
-            confusion_prior=prior,
+            confusion_prior=self.confusion_prior if self.crowd_prior is None else self.crowd_prior,
             gold=self.gold,
             folds=self.folds,
             rounds=self.rounds,
         )
+        if self.num_classes == self.num_labels:
+            self._hold(found.pseudo_counts)
         self.history = [Round(n + 1, 0, value) for n, value in enumerate(found.log_likelihood)]
         return self._count_against(found.posterior, annotations)

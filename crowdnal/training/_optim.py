@@ -15,7 +15,7 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for any torch optimizer: backbone with and without weight decay, then the objective without.
 
-    Each matrix of an annotator sees only that annotator's few labels: it wants a larger rate than the backbone, and
+    Each matrix of an annotator sees only that annotator's few labels, which may want a rate of its own, and
     weight decay would pull it to what says nothing. Of the backbone, biases and other vectors, and what its
     ``no_weight_decay()`` names, are not decayed, as timm does it.
 

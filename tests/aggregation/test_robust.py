@@ -179,7 +179,7 @@ def items_of(classes: int, items: int, distance: float, seed: int) -> tuple[Tens
     return torch.randn(items, 8, generator=generator) + distance * torch.eye(classes, 8)[truth], truth
 
 
-def label(truth: Tensor, classes: int, per_item: int, accuracy: float, seed: int) -> Annotations:
+def label(truth: Tensor, classes: int, per_item: int, accuracy: float | Tensor, seed: int) -> Annotations:
     confusions = simulation.symmetric_confusions(40, classes, accuracy)
     return simulation.simulate(truth, confusions, annotations_per_item=per_item, seed=seed)
 
@@ -261,10 +261,13 @@ def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:
 
 def test_the_objective_trains_on_what_feature_em_finds() -> None:
     x, truth = items_of(4, 240, 3.0, seed=0)
-    a = label(truth, 4, 3, 0.5, seed=0)
+    a = label(truth, 4, 3, torch.linspace(0.05, 0.95, 40), seed=0)
     objective = crowdnal.FeatureEM(4, 40)
     objective.on_train_start(a, lambda: (torch.zeros(240, 4), x))
-    assert_close(objective.targets, feature_em(x, a).posterior.float(), atol=1e-6, rtol=0)
+    found = feature_em(x, a)
+    assert found.pseudo_counts is not None and float(found.pseudo_counts.sum(1)[0]) < STRENGTHS[-1] - 1
+    assert torch.equal(objective.targets, found.posterior.float())
+    assert_close(objective.confusion_prior, found.pseudo_counts.float())
     assert ahead(objective.targets, a, truth) > 0.05
     with pytest.raises(RuntimeError, match="needs the features of all items"):
         crowdnal.FeatureEM(4, 40).on_train_start(a)

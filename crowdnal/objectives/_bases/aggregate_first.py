@@ -39,6 +39,9 @@ class AggregateFirst(ClosedFormObjective):
     def _due(self, epoch: int) -> bool:
         return False
 
+    def _find_prior(self, annotations: Annotations) -> None:
+        """The aggregation brings it."""
+
     def _init_targets(self, annotations: Annotations) -> None:
         posterior = self._aggregate(annotations)
         self._set_targets(posterior if self.soft else most_probable(posterior))

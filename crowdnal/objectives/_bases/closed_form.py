@@ -107,9 +107,16 @@ class ClosedFormObjective(RoundsObjective):
     def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         annotations = super()._remember(annotations, predict)
         if self.crowd_prior is not None and self.num_classes == self.num_labels:
-            found = dawid_skene(annotations, gold=self.gold, confusion_prior=self.crowd_prior).pseudo_counts
-            self.confusion_prior = None if found is None else found.to(self.log_confusion.dtype)
+            self._find_prior(annotations)
         return annotations
+
+    def _find_prior(self, annotations: Annotations) -> None:
+        """Sets the pseudo-counts that ``crowd_prior`` stands for."""
+        self._hold(dawid_skene(annotations, gold=self.gold, confusion_prior=self.crowd_prior).pseudo_counts)
+
+    def _hold(self, pseudo_counts: Tensor | None) -> None:
+        """Sets the prior of the confusions, ``[C, K]`` or ``[R, C, K]``."""
+        self.confusion_prior = None if pseudo_counts is None else pseudo_counts.to(self.log_confusion.dtype)
 
     @override
     def confusion(self) -> Tensor:
