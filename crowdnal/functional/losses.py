@@ -17,7 +17,7 @@ from crowdnal.functional._autograd._function import (
 )
 from crowdnal.functional._autograd.joint_link import JointLink
 from crowdnal.functional._autograd.mixture_link import MixtureLink
-from crowdnal.functional._autograd.softmax_link import SoftmaxLink
+from crowdnal.functional._autograd.softmax_link import SoftmaxLink, softmax_loss
 from crowdnal.functional.reduction import Reduction, reduction_weights
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.functional.sparse import compact
@@ -77,8 +77,11 @@ def crowd_cross_entropy(
     weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
     each = reduction == "none"
     inside = None if each else weight
-    loss, nll, _ = _softmax_link(scores, confusion, shared, mixing, inside, *index, annotations.label, mean)
-    return (nll if weight is None else nll * weight) if each else loss
+    inputs = (scores, confusion, shared, mixing, inside, *index, annotations.label, mean)
+    if not each:
+        return softmax_loss(*inputs)
+    nll = _softmax_link(*inputs)[1]
+    return nll if weight is None else nll * weight
 
 
 def crowd_mixture_nll(

@@ -24,6 +24,19 @@ def softmax_link(a: Any) -> tuple[Tensor, ...]:
 )
 def softmax_link_backward(a: Any) -> tuple[Tensor, ...]:
     """Gradients of scores, confusion, shared and mixing; 0 rows where not needed."""
+    return _gradients(a)
+
+
+@declare(
+    reference.softmax_link_step, shapes="scores:BC confusion:RCK shared:BK mixing:N weight:N", matrices=("confusion",)
+)
+def softmax_link_step(a: Any) -> tuple[Tensor, ...]:
+    """Loss [], nll [nnz], and the gradients."""
+    new = a.scores.new_empty
+    return new(()), new(a.nnz), *_gradients(a)
+
+
+def _gradients(a: Any) -> tuple[Tensor, ...]:
     new, (num_annotators, classes, labels) = a.scores.new_empty, a.confusion.shape
     return (
         new(a.num_items if a.need_scores else 0, classes),

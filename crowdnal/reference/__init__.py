@@ -26,7 +26,14 @@ from crowdnal.reference._normalization import (
     log_confusion_vjp_jvp,
 )
 from crowdnal.reference._pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
-from crowdnal.reference._softmax_link import blend, cross_entropy, residual, softmax_link, softmax_link_backward
+from crowdnal.reference._softmax_link import (
+    blend,
+    cross_entropy,
+    residual,
+    softmax_link,
+    softmax_link_backward,
+    softmax_link_step,
+)
 from crowdnal.reference._terms import compute_dtype, new_empty, reduce, upstream, widen
 
 __all__ = [
@@ -66,6 +73,7 @@ __all__ = [
     "select",
     "softmax_link",
     "softmax_link_backward",
+    "softmax_link_step",
     "upstream",
     "widen",
 ]

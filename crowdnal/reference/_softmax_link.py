@@ -86,3 +86,27 @@ def softmax_link_backward(
     if need_mixing and shared is not None:
         dmixing = (g * (shared[item] - mix(scores, confusion, *index))).sum(1)
     return dscores, dconfusion, dshared, dmixing
+
+
+def softmax_link_step(
+    scores: Tensor,
+    confusion: Tensor,
+    shared: Tensor | None,
+    mixing: Tensor | None,
+    weight: Tensor | None,
+    indptr: Tensor,
+    item: Tensor,
+    annotator: Tensor,
+    order: Tensor,
+    label: Tensor,
+    mean: bool,
+    need_scores: bool,
+    need_confusion: bool,
+    need_shared: bool,
+    need_mixing: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`softmax_link` without probs, and its `softmax_link_backward` for a grad_loss of 1: a step's two ops as one."""
+    inputs = (scores, confusion, shared, mixing, weight, indptr, item, annotator, order, label)
+    loss, nll, probs = softmax_link(*inputs, mean)
+    needs = (need_scores, need_confusion, need_shared, need_mixing)
+    return loss, nll, *softmax_link_backward(torch.ones_like(loss), None, *inputs, probs, mean, *needs)

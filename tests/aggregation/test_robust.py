@@ -261,7 +261,7 @@ def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:
 
 def test_the_objective_trains_on_what_feature_em_finds() -> None:
     x, truth = items_of(4, 240, 3.0, seed=0)
-    a = label(truth, 4, 3, torch.linspace(0.05, 0.95, 40), seed=0)
+    a = label(truth, 4, 4, torch.linspace(0.05, 0.95, 40), seed=0)
     objective = crowdnal.FeatureEM(4, 40)
     objective.on_train_start(a, lambda: (torch.zeros(240, 4), x))
     found = feature_em(x, a)

@@ -11,7 +11,7 @@ from crowdnal import reference
 from support import pairs
 from support.problems import Problem, make_problem
 
-SOFTMAX = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward"]
+SOFTMAX = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward", "softmax_link_step"]
 MIXTURE = ["mixture_link", "mixture_link_backward"]
 JOINT = ["label_log_likelihood", "label_counts", "joint_link", "joint_link_backward", "em_step"]
 PAIRS = pairs.NAMES
@@ -62,6 +62,15 @@ def _softmax(p: Problem, name: str, kind: int) -> list[Arguments]:
         options = [(None, None, True), (p.shared, p.weight, False), (None, p.weight, True), (p.shared, None, False)]
         plain = [(p.scores, p.confusion, s, None, w, *index, label, mean) for s, w, mean in options]
         return [*plain, (p.scores, p.confusion, p.shared, p.mixing, p.weight, *index, label, True)]
+    if name == "softmax_link_step":
+        rest = *index, label
+        return [
+            (p.scores, p.confusion, None, None, None, *rest, True, True, True, False, False),
+            (p.scores, p.confusion, p.shared, None, p.weight, *rest, False, True, False, True, False),
+            (p.scores, p.confusion, p.shared, p.mixing, p.weight, *rest, True, True, True, True, True),
+            (p.scores, p.confusion, p.shared, p.mixing, None, *rest, False, False, True, False, True),
+            (p.scores, p.confusion, p.shared, None, None, *rest, True, False, False, False, False),
+        ]
     probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, None, *index, label, True)[2]
     inputs = p.scores, p.confusion, p.shared
 

@@ -1,9 +1,12 @@
 // Short rows, of one or two vectors, in registers; only for use in functions with CROWDNAL_CLONES.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
+#include "common/index.h"
 #include "cpu/detail/simd.h"
 
 namespace crowdnal::cpu {
@@ -27,6 +30,25 @@ struct Row {
   CROWDNAL_INLINE void write(const Vec<T>* v, T* rows, int64_t n, int64_t total) const {
     const int64_t available = (total - n) * cols;
     for (int64_t j = 0; j < N; ++j) store_some(rows + n * cols + j * kLanes<T>, v[j], available - j * kLanes<T>);
+  }
+};
+
+// The matrices, with the last one (behind which a whole vector may not be read) copied to where it may.
+template <class T, int N>
+struct Matrices {
+  const T* confusion;
+  int64_t matrix, from;
+  std::vector<T> copy;
+
+  Matrices(const T* confusion, const Shape& shape) : confusion(confusion), matrix(shape.matrix()) {
+    const int64_t pad = N * kLanes<T> - shape.cols;
+    from = std::max<int64_t>(0, shape.num_annotators - (pad + matrix - 1) / matrix);
+    if (from == shape.num_annotators) return;
+    copy.resize((shape.num_annotators - from) * matrix + pad);
+    std::copy_n(confusion + from * matrix, (shape.num_annotators - from) * matrix, copy.data());
+  }
+  CROWDNAL_INLINE const T* of(int64_t annotator) const {
+    return annotator < from ? confusion + annotator * matrix : copy.data() + (annotator - from) * matrix;
   }
 };
 

@@ -1,32 +1,12 @@
 #include "cpu/detail/small.h"
 
 #include <algorithm>
-#include <vector>
 
-#include "cpu/detail/runs.h"
 #include "cpu/detail/lanes.h"
+#include "cpu/detail/runs.h"
 
 namespace crowdnal::cpu {
 namespace {
-
-// The matrices, with the last one (behind which a whole vector may not be read) copied to where it may.
-template <class T, int N>
-struct Matrices {
-  const T* confusion;
-  int64_t matrix, from;
-  std::vector<T> copy;
-
-  Matrices(const T* confusion, const Shape& shape) : confusion(confusion), matrix(shape.matrix()) {
-    const int64_t pad = N * kLanes<T> - shape.cols;
-    from = std::max<int64_t>(0, shape.num_annotators - (pad + matrix - 1) / matrix);
-    if (from == shape.num_annotators) return;
-    copy.resize((shape.num_annotators - from) * matrix + pad);
-    std::copy_n(confusion + from * matrix, (shape.num_annotators - from) * matrix, copy.data());
-  }
-  CROWDNAL_INLINE const T* of(int64_t annotator) const {
-    return annotator < from ? confusion + annotator * matrix : copy.data() + (annotator - from) * matrix;
-  }
-};
 
 constexpr int64_t kTogether = 4;  // annotations whose sums are interleaved to hide FMA latency
 

@@ -1,0 +1,148 @@
+// The softmax link and its gradients for an upstream of 1 in one pass: a matrix is at hand for its annotator's
+// annotations from their scores to the gradients.
+#include "cpu/detail/runs.h"
+#include "cpu/detail/small_step.h"
+#include "cpu/mix.h"
+
+namespace crowdnal::cpu {
+namespace {
+
+// Up to kGroup annotations share a pass over a large matrix: their scores, softmax, products and outer products.
+template <class T>
+struct LargeStep {
+  const MixInput<T>& in;
+  const StepScale<T>& scale;
+  const Index& index;
+  const Shape& shape;
+  const StepOut<T>& out;  // rows not padded
+  std::vector<T> own, partial;
+  std::vector<T> h;
+
+  LargeStep(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, const Shape& shape,
+            const StepOut<T>& out)
+      : in(in), scale(scale), index(index), shape(shape), out(out), own(in.mixing ? kGroup * shape.cols : 0),
+        h(kGroup * shape.cols) {}
+
+  // Annotations order[first..last-1], all of one annotator; total: its gradient, or null.
+  void run(int64_t first, int64_t last, T* total) {
+    const T* matrix = in.confusion + index.annotator[index.order[first]] * shape.matrix();
+    for (int64_t begin = first; begin < last; begin += kGroup) {
+      const int64_t count = std::min(kGroup, last - begin), block = (begin - first) / kSegmentBlock;
+      const T *z[kGroup], *g[kGroup];
+      T *to[kGroup], *each[kGroup];
+      for (int64_t j = 0; j < count; ++j) {
+        const int64_t n = index.order[begin + j], i = index.item[n];
+        z[j] = in.scores + i * shape.rows;
+        g[j] = to[j] = h.data() + j * shape.cols;
+        each[j] = out.each ? out.each + n * shape.rows : nullptr;
+        if (in.shared && !in.mixing) {
+          std::copy_n(in.shared + i * shape.cols, shape.cols, to[j]);
+        } else {
+          std::fill_n(to[j], shape.cols, T(0));
+        }
+      }
+      mix_group(z, matrix, to, count, shape.rows, shape.cols);
+      for (int64_t j = 0; j < count; ++j) residual(index.order[begin + j], to[j], own.data() + j * shape.cols);
+      if (out.each) matrix_group(matrix, g, each, count, shape.rows, shape.cols);
+      if (!total) continue;
+      if (block > 0) partial.resize(shape.matrix());
+      T* into = block > 0 ? partial.data() : total;
+      outer_group(z, g, into, count, shape.rows, shape.cols, (begin - first) % kSegmentBlock == 0);
+      if (block > 0 && (begin + count == last || (begin + count - first) % kSegmentBlock == 0)) {
+        for (int64_t e = 0; e < shape.matrix(); ++e) total[e] += partial[e];
+      }
+    }
+  }
+
+ private:
+  // From the scores h of annotation n to its gradient for them; `apart`: room for shared - scores.
+  void residual(int64_t n, T* __restrict h, T* __restrict apart) {
+    const int64_t cols = shape.cols, label = in.label[n];
+    const T mixing = in.mixing ? in.mixing[n] : T(0), u = scale.of(n);
+    if (in.mixing) {
+      const T* shared = in.shared + index.item[n] * cols;
+      for (int64_t k = 0; k < cols; ++k) {
+        apart[k] = shared[k] - h[k];
+        h[k] += mixing * apart[k];
+      }
+    }
+    const T target = h[label];
+    out.nll[n] = softmax_row(h, cols) - target;
+    h[label] -= T(1);
+    T along = 0;
+    for (int64_t k = 0; out.mixing && k < cols; ++k) along += h[k] * apart[k];
+    if (out.mixing) out.mixing[n] = u * along;
+    const T share = in.mixing ? u * mixing : u, rest = in.mixing ? u * (T(1) - mixing) : u;
+    for (int64_t k = 0; out.share && k < cols; ++k) out.share[n * cols + k] = share * h[k];
+    for (int64_t k = 0; k < cols; ++k) h[k] *= rest;
+  }
+};
+
+template <class T>
+void step(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, const Runs& runs, const Shape& shape,
+          const StepOut<T>& out) {
+  const MatricesOut<T> place{out.confusion, index, runs, shape};
+  if (is_small<T>(shape)) {
+    for_each_share(index, runs, tasks_per_thread(3 * shape.matrix() + 8 * shape.cols),
+                   [&](int64_t run, int64_t end) { step_small(in, scale, index, runs, shape, run, end, out); });
+  } else {
+    for_each_share(index, runs, tasks_per_thread(3 * shape.matrix()), [&](int64_t run, int64_t end) {
+      LargeStep<T> step(in, scale, index, shape, out);
+      for (; run < end; ++run) step.run(runs[run], runs[run + 1], out.confusion ? place(run) : nullptr);
+    });
+  }
+  if (out.confusion) place.finish();
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
+    const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
+    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
+    bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, true);
+  const Index& view = index.view;
+  const Tensor w = widened(stored, view.annotator, view.nnz);
+  const Tensor labels = check_labels(label, view.nnz, shape.cols);
+  const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
+  if (shared) shared = check_values(*shared, "shared", w, {view.num_items, shape.cols});
+  if (mixing) mixing = check_values(*mixing, "mixing", w, {view.nnz});
+  STD_TORCH_CHECK(shared || !mixing, "crowdnal: mixing needs shared");
+  STD_TORCH_CHECK(shared || !need_shared, "crowdnal: need_shared needs shared");
+  STD_TORCH_CHECK(mixing || !need_mixing, "crowdnal: need_mixing needs mixing");
+  if (weight) weight = check_values(*weight, "weight", w, {view.nnz});
+  Tensor loss = empty(w, {}), nll = empty(w, {view.nnz});
+  Tensor dscores = empty(w, {need_scores ? view.num_items : 0, shape.rows});
+  Tensor dconfusion = empty(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dshared = empty(w, {need_shared ? view.num_items : 0, shape.cols});
+  Tensor dmixing = empty(w, {need_mixing ? view.nnz : 0});
+  dispatch(w, [&](auto zero) {
+    using T = decltype(zero);
+    const bool small = is_small<T>(shape);
+    Tensor each = empty(w, {need_scores ? view.nnz : 0, small ? padded<T>(shape.rows) : shape.rows});
+    Tensor share = empty(w, {need_shared ? view.nnz : 0, small ? padded<T>(shape.cols) : shape.cols});
+    const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
+    const MixInput<T> in{pointer<T>(z), pointer<T>(w), pointer<T>(shared), pointer<T>(mixing),
+                         pointer<int64_t>(labels)};
+    const StepOut<T> out{output<T>(nll), need_scores ? output<T>(each) : nullptr,
+                         need_shared ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
+                         need_confusion ? output<T>(dconfusion) : nullptr};
+    step<T>(in, {pointer<T>(weight), T(1) / count}, view, index.runs, shape, out);
+    const auto sum = [&](const Tensor& rows, int64_t cols, T* to) {
+      if (!small) return sum_items<T>({pointer<T>(rows)}, view, cols, to);
+      parallel_for(0, view.num_items, tasks_per_thread(cols * 4),
+                   [&](int64_t begin, int64_t end) { sum_padded(pointer<T>(rows), view, begin, end, cols, to); });
+    };
+    if (need_scores) sum(each, shape.rows, output<T>(dscores));
+    if (need_shared) sum(share, shape.cols, output<T>(dshared));
+    const T total = weighted_sum(pointer<T>(nll), pointer<T>(weight), view.nnz);
+    *output<T>(loss) = mean ? total / count : total;
+  });
+  return {loss, nll, dscores, dconfusion, dshared, dmixing};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(crowdnal, CPU, m) { m.impl("softmax_link_step", TORCH_BOX(&softmax_link_step_op)); }
+
+}  // namespace crowdnal::cpu
