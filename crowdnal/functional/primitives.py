@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from crowdnal.data import Annotations
@@ -222,5 +221,5 @@ def mixture_step(log_probs: Tensor, log_confusion: Tensor, annotations: Annotati
     Without gradients. log_confusion [R, K, C] holds log A, **observed label outermost**, in the dtype of log_probs.
     """
     arguments = (log_probs, log_confusion.contiguous(), None, *index_of(annotations), annotations.label)
-    _, nll, posterior, _ = torch.ops.crowdnal.mixture_link(*arguments, NONE, False)
+    _, nll, posterior, _ = OPS["mixture_link"](*arguments, NONE, False)
     return nll, posterior
