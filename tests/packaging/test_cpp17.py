@@ -56,5 +56,12 @@ def test_what_is_newer_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stem", ["select", "mix"])
 def test_kernels_of_cuda(stem: str, tmp_path: Path) -> None:
     """A small family, and one that uses most of what lies in cuda/detail."""
-    given = [*flags(), "-DUSE_CUDA", "-O0", "-arch=sm_90", "-Xcompiler=-fPIC,-fvisibility=hidden"]
+    given = [
+        *flags(),
+        "-DUSE_CUDA",
+        "-O0",
+        "--expt-relaxed-constexpr",
+        "-arch=sm_90",
+        "-Xcompiler=-fPIC,-fvisibility=hidden",
+    ]
     assert compiles("nvcc", *given, "-c", CSRC / "cuda" / f"{stem}.cu", "-o", tmp_path / "out.o") == ""
