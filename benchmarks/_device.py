@@ -136,6 +136,20 @@ def empty_cache(device: str) -> None:
         torch.cuda.empty_cache()
 
 
+def synchronize(device: str) -> None:
+    """Waits for the device; raises what went wrong on it."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def name_of(device: str) -> str:
+    return "cpu" if device == "cpu" else torch.cuda.get_device_name()
+
+
 def describe(device: str) -> dict[str, Any]:
-    name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
-    return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda, "backend": crowdnal.backend()}
+    return {
+        "device": name_of(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "backend": crowdnal.backend(),
+    }

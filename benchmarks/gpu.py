@@ -1,12 +1,15 @@
-"""Every loss op on a GPU: right first, then against other ways to compute it, the memory's speed, and a whole step.
+"""Every op on a GPU: right first, then against other ways to compute it, the memory's speed, and a whole step.
 
-    python benchmarks/gpu.py [--quick] [--ops mixture] [--cells cmm] [--minutes 7] [--json F]
+    python benchmarks/gpu.py [--smoke | --quick] [--ops mixture] [--cells cmm] [--minutes 7] [--json F]
 
-In this order: each op against the CPU on small cells, in every dtype (any difference ends the run with status 1); the
+In this order: each op against the CPU on small cells, in every dtype (any difference ends the run with status 1, and
+what differed first is named; behind an error from which a device does not recover nothing more is checked); the
 rates of a copy and of a float32 product; the training step of timm models in bfloat16 with plain cross-entropy and with
 a CrowdLayer attached; forward and backward of each op on the grid of `kernels.py` and larger, against the dense and the
 gathering formulations, eager; then the faster of them under torch.compile. Interleaved; medians count. What
-would not end within the minutes is not begun, what does not is broken off, and the file is written after every part.
+would not end within the minutes is not begun, what does not is broken off, and the file is written after every part
+and however the run ends: `at` says what was under way, `first_failure` what went wrong first. --smoke is the checks
+and then one small cell of each op, in under two minutes.
 
 JSON rows: op, cell, formulation, milliseconds, ratio_to_ours, share_of_copy (bytes that the mathematics needs over the
 time, in units of the copy's rate), memory_bound (whether the bytes take longer than the operations), peak_extra_bytes,
@@ -34,18 +37,23 @@ from _device import (
     copy_rate,
     describe,
     empty_cache,
+    name_of,
     peak,
     product_rate,
+    synchronize,
     turns,
 )
 from _formulations import GRID, TINY, Cell, Formulation, Op
+from _primitives import PRIMITIVE_OPS
 from _targets import GRAPH, Row, judge, ratios_of, show
 from _timm import train_both
-from kernels import OPS, OURS, difference
+from kernels import OPS as LOSSES
+from kernels import OURS, difference
 from torch import Tensor
 
 import crowdnal
 
+OPS = [*LOSSES, *PRIMITIVE_OPS]
 LARGE = [
     Cell("few annotators", 1 << 20, 20, 8, 5),
     Cell("ten million", 1 << 21, 10_000, 10, 5),
@@ -64,22 +72,27 @@ def main() -> None:
     arguments = parse()
     clock = Clock(60 * arguments.minutes)
     torch.backends.cuda.matmul.allow_tf32 = False
-    name = describe(arguments.device)["device"]
-    path = arguments.json or Path(__file__).parent / "results" / f"gpu-{slug(name)}.json"
+    path = arguments.json or Path(__file__).parent / "results" / f"gpu-{slug(name_of(arguments.device))}.json"
     result: Row = {"benchmark": "gpu", "quick": arguments.quick, "minutes": arguments.minutes, "unfinished": True}
+    result |= {"at": "the beginning", "first_failure": None}
     try:
         for _ in parts(result, arguments, clock):
             write(path, result)
-        result["unfinished"] = False
+        result |= {"unfinished": False, "at": None}
     except OutOfTime:
         print("out of time: what was under way is not in the results", file=sys.stderr)
+    except Exception as error:
+        result["first_failure"] = result["first_failure"] or f"{result['at']}: {first_line(error)}"
+        raise
     finally:
         clock.stop()
-    write(path, result)
-    wrong = [f"{c['op']} {c['cell']} {c['dtype']} {c['wrong']}" for c in result.get("checks", []) if c["wrong"]]
+        write(path, result)
+    wrong = [f"{told(c)} {c['wrong']}" for c in result.get("checks", []) if c["wrong"]]
     if wrong:
-        sys.exit("differs from the CPU: " + "; ".join(wrong))
+        sys.exit(f"differs from the CPU, {told(first_wrong(result))} first: " + "; ".join(wrong))
     show(result)
+    if result["first_failure"]:
+        sys.exit(f"failed first: {result['first_failure']}")
     print(f"\nwritten to {path}")
 
 
@@ -87,10 +100,20 @@ def parts(result: Row, arguments: argparse.Namespace, clock: Clock) -> Iterator[
     """Fills the result, and stops after every part of it."""
     result["checks"] = []
     for op, cell, dtype in itertools.product(arguments.ops, SMALL, DTYPES):
-        result["checks"].append(check(op, cell, dtype, arguments.device))
+        result["at"] = f"check of {op.name} {cell.name} {dtype}"
+        found = check(op, cell, dtype, arguments.device)
+        result["checks"].append(found)
+        if found["wrong"] and result["first_failure"] is None:
+            result["first_failure"] = f"{told(found)}: {found['wrong']}"
+            print(f"the first to fail: {result['first_failure']}", file=sys.stderr, flush=True)
+        if found["wrong"] and (lost := broken(arguments.device)):
+            result["first_failure"] += f" (the device is lost, nothing more is checked: {lost})"
+            break
     yield
-    if any(found["wrong"] for found in result["checks"]):
+    if result["first_failure"]:
         return
+    print(f"{len(result['checks'])} checks against the CPU: all right", file=sys.stderr, flush=True)
+    result["at"] = "rates of the device"
     rates = {
         "copy_gb_per_s": copy_rate(arguments.device) / 1e9,
         "fp32_gflop_per_s": product_rate(arguments.device) / 1e9,
@@ -98,6 +121,7 @@ def parts(result: Row, arguments: argparse.Namespace, clock: Clock) -> Iterator[
     result["machine"] = describe(arguments.device) | rates
     result |= {"training": [], "rows": []}
     for name, size in arguments.models.items():
+        result["at"] = f"training of {name}"
         result["training"].append(train(name, size, arguments, clock))
         empty_cache(arguments.device)
         yield
@@ -111,13 +135,16 @@ def parts(result: Row, arguments: argparse.Namespace, clock: Clock) -> Iterator[
             late = row(op, cell, "fastest other, compiled" if compiled else OURS, None, skipped="no time was left")
             measured.setdefault((op.name, cell.name), []).append(late)
             continue
-        before = clock.left()
+        before, result["at"] = clock.left(), f"times of {op.name} {cell.name}"
         rows = measure(op, cell, arguments, result["machine"], compiled)
         if compiled:
             longest = max(longest, before - clock.left())
         if rows[0]["milliseconds"] or not compiled:
             measured[op.name, cell.name] = rows
         result["rows"] = [row for rows in measured.values() for row in rows]
+        if rows[0]["skipped"] and (lost := broken(arguments.device)):
+            result["first_failure"] = f"{result['at']}: {rows[0]['skipped']} (the device is lost: {lost})"
+            return
         print(f"{op.name} {cell.name}, {clock.left():.0f} s left", file=sys.stderr, flush=True)
         empty_cache(arguments.device)
         yield
@@ -138,19 +165,22 @@ def parse() -> argparse.Namespace:
     known = {cell.name: cell for cell in [*GRID, *LARGE, TINY]}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one cell, no compilation, a small model")
+    parser.add_argument("--smoke", action="store_true", help="the checks, then one small cell: within two minutes")
     parser.add_argument("--cells", help=f"of {', '.join(known)}")
     parser.add_argument("--ops", default="", help=f"parts of the names of: {', '.join(op.name for op in OPS)}")
-    parser.add_argument("--minutes", type=float, default=7, help="after which nothing more is measured")
+    parser.add_argument("--minutes", type=float, help="after which nothing more is measured: 7 (--smoke: 1.8)")
     parser.add_argument("--memory-gb", type=float, default=30, help="skip what would allocate more in a step")
     parser.add_argument("--device", default="cuda", help="cpu: to try the script, not to measure")
     parser.add_argument("--json", type=Path, help="write here instead of results/gpu-DEVICE.json")
     arguments = parser.parse_args()
+    arguments.minutes = arguments.minutes or (1.8 if arguments.smoke else 7)
+    arguments.quick |= arguments.smoke
     names = arguments.cells.split(",") if arguments.cells else ["tiny"] if arguments.quick else list(known)[:-1]
     if unknown := set(names) - set(known):
         parser.error(f"unknown cells {', '.join(sorted(unknown))}")
     arguments.cells = [known[name] for name in names]
     arguments.ops = [op for op in OPS if any(part in op.name for part in arguments.ops.split(","))]
-    arguments.models = {"resnet18": 64} if arguments.quick else MODELS
+    arguments.models = {} if arguments.smoke else {"resnet18": 64} if arguments.quick else MODELS
     if arguments.device != "cpu" and crowdnal.backend()["cuda"] != "native":
         parser.error("no native CUDA library is loaded: there would be nothing to measure")
     return arguments
@@ -159,11 +189,11 @@ def parse() -> argparse.Namespace:
 def check(op: Op, cell: Cell, dtype: torch.dtype, device: str) -> Row:
     """How far outputs and gradients are from the CPU's, and what is wrong with that, or None."""
     found: Row = {"op": op.name, "cell": cell.name, "dtype": str(dtype).removeprefix("torch."), "difference": None}
-    here, there = DeviceProblem(cell, op.leaves, "cpu"), DeviceProblem(cell, op.leaves, device)
-    here.leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in here.leaves]
-    there.annotations = here.annotations.to(device)
-    there.leaves = [leaf.detach().to(device).requires_grad_() for leaf in here.leaves]
     try:
+        here, there = DeviceProblem(cell, op.leaves, "cpu"), DeviceProblem(cell, op.leaves, device)
+        here.leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in here.leaves]
+        there.annotations = here.annotations.to(device)
+        there.leaves = [leaf.detach().to(device).requires_grad_() for leaf in here.leaves]
         with torch.device(device):
             ours = op.ours(there)
         results = [result.cpu().double() for result in ours.results()]
@@ -173,6 +203,23 @@ def check(op: Op, cell: Cell, dtype: torch.dtype, device: str) -> Row:
     # Gradients of half precision are rounded last of all: a unit of the last place where the sums end up beside it.
     allowed = (1000 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps
     return found | {"difference": worst, "wrong": None if worst <= allowed else f"by {worst:.1e}"}
+
+
+def told(found: Row) -> str:
+    return f"{found['op']} {found['cell']} {found['dtype']}"
+
+
+def first_wrong(result: Row) -> Row:
+    return next(found for found in result["checks"] if found["wrong"])
+
+
+def broken(device: str) -> str | None:
+    """What a device says that does not recover from an error, such as a read out of bounds."""
+    try:
+        synchronize(device)
+    except RuntimeError as error:
+        return first_line(error)
+    return None
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,9 @@ median block counts. All get what they read (annotations in both orders, index t
 
 JSON rows: op, cell, formulation, milliseconds, ratio_to_ours (its time in units of ours), share_of_peak (bytes or
 operations that the mathematics needs, the larger share of copy bandwidth and fp32 matrix rate, both measured in this
-run), peak_extra_bytes (allocated beyond inputs and gradients), skipped (why there are no numbers, or null),
+run), limit_milliseconds (what nothing can be faster than: an autograd Function with the same tensors that computes
+nothing, empty_milliseconds, and after it what share_of_peak counts, at those rates), times_limit (its time in units of
+the limit), peak_extra_bytes (allocated beyond inputs and gradients), skipped (why there are no numbers, or null),
 cores_busy_elsewhere (with other processes, while the cell was timed). Where these and our threads are more than the
 cores, the OpenMP threads of all formulations wait for one another and the times mean little: the cell has a star.
 """
@@ -30,6 +32,7 @@ from typing import Any
 import torch
 from _formulations import GRID, THOUSAND, TINY, Candidate, Cell, Formulation, Op, Problem
 from _joint import JOINT_OPS
+from _limit import empty_step
 from _machine import OtherProcesses, allocations, copy_rate, describe, product_rate, timed
 from _mixture import MIXTURE_OPS
 from _pairs import PAIR_OPS
@@ -37,7 +40,7 @@ from _softmax import SOFTMAX_OPS
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-OURS = "crowdnal"
+OURS, EMPTY = "crowdnal", "empty Function"
 OPS = [*SOFTMAX_OPS, *MIXTURE_OPS, *JOINT_OPS, *PAIR_OPS]
 BLOCK = 0.01  # seconds, at least, of one formulation's turn
 QUICK = ("labelme", "cifar10n")
@@ -61,8 +64,11 @@ def main() -> None:
         show(op, arguments.cells, rows, arguments.markdown)
     summary = {op.name: geometric_mean([r for _, _, r in best_others(op, rows)]) for op in arguments.ops}
     summary["all"] = geometric_mean([r for op in arguments.ops for _, _, r in best_others(op, rows)])
+    limits = {op.name: geometric_mean(times_limit(op, rows)) for op in arguments.ops}
+    limits["all"] = geometric_mean([times for op in arguments.ops for times in times_limit(op, rows)])
     star = "*" if any(contended(row) for row in rows) else ""
-    print(f"\nGeometric mean of the ratios{star}: " + ", ".join(f"{k} {mean:.1f}" for k, mean in summary.items()))
+    print(f"\nOur times in units of the limit{star}: " + ", ".join(f"{k} {mean:.1f}" for k, mean in limits.items()))
+    print(f"Geometric mean of the ratios{star}: " + ", ".join(f"{k} {mean:.1f}" for k, mean in summary.items()))
     print("\n" + ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in machine.items()))
     if star:
         print(
@@ -71,7 +77,8 @@ def main() -> None:
         )
     if arguments.json:
         result = {"benchmark": "kernels", "quick": arguments.quick, "machine": machine, "rows": rows}
-        arguments.json.write_text(json.dumps(result | {"geometric_mean_ratio": summary}, indent=1) + "\n")
+        means = {"geometric_mean_ratio": summary, "geometric_mean_times_limit": limits}
+        arguments.json.write_text(json.dumps(result | means, indent=1) + "\n")
     if any((row["skipped"] or "").startswith("differs") for row in rows):
         sys.exit("a formulation differs from crowdnal")
 
@@ -112,7 +119,9 @@ def measure(op: Op, cell: Cell, arguments: argparse.Namespace, peak: dict[str, f
     problem = Problem(cell, op.leaves, arguments.torch_dtype)
     ours = op.ours(problem)
     expected = [result.clone() for result in ours.results()]
-    running, reasons, once = {OURS: ours}, {OURS: ""}, {OURS: typical(ours)}
+    empty = empty_step(ours, problem, expected[0])
+    running, reasons = {OURS: ours, EMPTY: empty}, {OURS: ""}
+    once = {name: typical(step) for name, step in running.items()}
 
     def attempt(name: str, formulation: Formulation, compiled: bool) -> None:
         candidate, seconds, reason = prepare(formulation, compiled, problem, expected, arguments)
@@ -141,6 +150,7 @@ def measure(op: Op, cell: Cell, arguments: argparse.Namespace, peak: dict[str, f
     busy = others.cores()
     bytes_needed, operations = op.work(problem)
     floor = 1e-6 * max(bytes_needed / peak["copy_gb_per_s"], operations / peak["fp32_gflop_per_s"])
+    limit = milliseconds[EMPTY] + floor
     return [
         {
             "op": op.name,
@@ -149,6 +159,9 @@ def measure(op: Op, cell: Cell, arguments: argparse.Namespace, peak: dict[str, f
             "milliseconds": milliseconds.get(name),
             "ratio_to_ours": milliseconds[name] / milliseconds[OURS] if name in running else None,
             "share_of_peak": floor / milliseconds[name] if name in running else None,
+            "empty_milliseconds": milliseconds[EMPTY],
+            "limit_milliseconds": limit,
+            "times_limit": milliseconds[name] / limit if name in running else None,
             "peak_extra_bytes": peak_extra_bytes(running[name]) if name in running else None,
             "skipped": reason or None,
             "cores_busy_elsewhere": busy,
@@ -258,6 +271,11 @@ def best_others(op: Op, rows: list[Row]) -> list[tuple[Row, Row, float]]:
     return found
 
 
+def times_limit(op: Op, rows: list[Row]) -> list[float]:
+    """Our time in units of the limit, of each cell."""
+    return [row["times_limit"] for row in rows if (row["op"], row["formulation"]) == (op.name, OURS)]
+
+
 def contended(row: Row) -> bool:
     return torch.get_num_threads() + row["cores_busy_elsewhere"] > (os.cpu_count() or 1) + 0.2
 
@@ -268,16 +286,17 @@ def geometric_mean(values: list[float]) -> float:
 
 def show(op: Op, cells: Sequence[Cell], rows: list[Row], markdown: bool) -> None:
     sizes = {c.name: f"{c.items}, {c.annotators}, {c.classes}, {c.per_item:g}" for c in cells}
-    table = [["cell", "B, R, C, per item", "ours ms", "best other ms", "which", "ratio", "of peak", "MB", "other's MB"]]
+    head = "cell|B, R, C, per item|ours ms|best other ms|which|ratio|of the limit|of peak|MB|other's MB"
+    table = [head.split("|")]
     for ours, best, ratio in best_others(op, rows):
         megabytes = [f"{row['peak_extra_bytes'] / 1e6:.3g}" for row in (ours, best)]
         times = [f"{row['milliseconds']:.3g}" for row in (ours, best)]
-        shares = [f"{ratio:.1f}", f"{ours['share_of_peak']:.0%}"]
+        shares = [f"{ratio:.1f}", f"{ours['times_limit']:.1f}x", f"{ours['share_of_peak']:.0%}"]
         star = "*" if contended(ours) else ""
         table.append([ours["cell"] + star, sizes[ours["cell"]], *times, best["formulation"], *shares, *megabytes])
     print(f"\n{'### ' if markdown else ''}{op.name}\n")
     if markdown:
-        table.insert(1, ["---", "---", "--:", "--:", "---", "--:", "--:", "--:", "--:"])
+        table.insert(1, ["---", "---", "--:", "--:", "---", "--:", "--:", "--:", "--:", "--:"])
         print("\n".join(f"| {' | '.join(line)} |" for line in table))
     else:
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]

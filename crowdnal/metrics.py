@@ -11,6 +11,7 @@ from torch import Tensor
 from crowdnal._utils.probability import proportions
 from crowdnal.data import Annotations
 from crowdnal.functional import label_counts
+from crowdnal.functional.segments import scatter_rows
 
 __all__ = [
     "AnnotatorAccuracy",
@@ -114,9 +115,9 @@ def annotator_accuracy(posterior: Any, annotations: Annotations) -> AnnotatorAcc
         label = annotations.label.where(~beyond, 0)
         right = posterior.double()[annotations.item, label].where(~beyond, 0) if len(label) else label.double()
     weight = torch.ones_like(right) if annotations.weight is None else annotations.weight.detach().double()
-    zeros = right.new_zeros(annotations.num_annotators)
-    given = zeros.index_add(0, annotations.annotator, weight)
-    hits = zeros.index_add(0, annotations.annotator, weight * right).minimum(given)
+    by_annotator = annotations.annotator, annotations.order, annotations.num_annotators
+    hits, given = scatter_rows(torch.stack([weight * right, weight], 1), *by_annotator).unbind(1)
+    hits = hits.minimum(given)
     crowd = (hits.sum() + 1) / (given.sum() + 2)
     strengths = 2.0 ** torch.arange(11, dtype=torch.float64, device=right.device)
     best = torch.stack([_beta_binomial(hits, given - hits, s * crowd, s * (1 - crowd)) for s in strengths]).argmax()

@@ -11,6 +11,7 @@
 #include <exception>
 #include <initializer_list>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 
@@ -24,13 +25,23 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
+// What crowdnal/ops/_declare.py makes torch.OutOfMemoryError of, whose type the stable ABI cannot throw.
+constexpr const char* kOutOfMemory = "CUDA out of memory. crowdnal: ";
+
+[[noreturn]] inline void refuse_memory(int64_t dims, const int64_t* sizes) {
+  std::string shape;
+  for (int64_t d = 0; d < dims; ++d) shape += (d == 0 ? "" : ", ") + std::to_string(sizes[d]);
+  throw std::runtime_error(kOutOfMemory + ("tried to allocate a tensor of shape [" + shape + "]"));
+}
+
 // Without the dispatcher where there is nothing to do.
 inline Tensor packed(const Tensor& tensor, const char* name) {
   if (tensor.is_contiguous()) return tensor;
   try {
     return torch::stable::contiguous(tensor);
   } catch (const std::exception& error) {  // an expanded tensor of terabytes
-    STD_TORCH_CHECK(false, "crowdnal: ", name, " cannot be made contiguous: ", error.what());
+    STD_TORCH_CHECK(false, tensor.is_cuda() ? kOutOfMemory : "crowdnal: ", name,
+                    " cannot be made contiguous: ", error.what());
   }
 }
 

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from support.emulated import NAME, Emulated, build
+from support.native import not_of_the_kernels
 
 from crowdnal.ops import OPS
 
@@ -35,6 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[test] += 1
             if seen[test] > quick.args[0]:
                 item.add_marker(pytest.mark.slow)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests of the CUDA kernels fail where something else would serve in their place."""
+    if item.get_closest_marker("cuda") is not None and (why := not_of_the_kernels()) is not None:
+        pytest.fail(why, pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ from crowdnal._utils.options import check_integer, check_positive, typed
 from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation.em import AggregationResult, check_options, weights_of
 from crowdnal.data import Annotations
-from crowdnal.functional.segments import sum_rows
+from crowdnal.functional.segments import scatter_rows, sum_rows
 
 
 @dataclass
@@ -62,7 +62,9 @@ def bwa(
     a, (weight, _) = annotations, weights_of(annotations, dtype)
     posterior = vote_proportions(a, a.num_classes).to(dtype)
     weight = posterior.new_ones(a.num_annotations) if weight is None else weight
-    number = posterior.new_zeros(a.num_annotators).index_add_(0, a.annotator, weight)
+    by_annotator, cell = (a.annotator, a.order, a.num_annotators), a.item * a.num_classes + a.label
+    by_cell = cell, torch.argsort(cell, stable=True), posterior.numel()
+    number = scatter_rows(weight.unsqueeze(1), *by_annotator).squeeze(1)
     labels_of = sum_rows(weight, a)
     spread = (labels_of.unsqueeze(1) * posterior * (1 - posterior)).sum() / labels_of.sum().clamp(min=1)
     converged = False
@@ -70,11 +72,10 @@ def bwa(
         # |one-hot(y) - p|^2 of each label, without a tensor of one-hot labels
         own = posterior[a.item, a.label] if a.num_annotations else posterior.new_zeros(0)
         error = posterior.square().sum(1)[a.item] - 2 * own + 1
-        wrong = posterior.new_zeros(a.num_annotators).index_add_(0, a.annotator, weight * error)
+        wrong = scatter_rows((weight * error).unsqueeze(1), *by_annotator).squeeze(1)
         precision = (strength + number) / (strength * spread + wrong).clamp(min=1e-9)
         each = weight * precision[a.annotator]
-        cell = a.item * a.num_classes + a.label
-        votes = posterior.new_zeros(posterior.numel()).index_add_(0, cell, each).view_as(posterior)
+        votes = scatter_rows(each.unsqueeze(1), *by_cell).view_as(posterior)
         moved = item_strength * posterior.mean(0) + votes if len(a) else votes
         moved = moved / moved.sum(1, keepdim=True)
         converged = len(a) == 0 or float((moved - posterior).abs().max()) <= tolerance

@@ -22,6 +22,7 @@ from crowdnal.aggregation._one_coin import one_coin
 from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation._worker_clustering import worker_clustering
 from crowdnal.data import Annotations
+from crowdnal.functional.segments import scatter_rows
 
 _CROWDKIT, _SNORKEL = ("crowdkit.aggregation", "crowd-kit"), ("snorkel.labeling.model", "snorkel")
 _CLASSES = {"glad": "GLAD", "mace": "MACE", "mmsr": "MMSR", "wawa": "Wawa", "zero-based-skill": "ZeroBasedSkill"}
@@ -112,7 +113,8 @@ def _weighted_votes(model: Any, frame: Any, annotations: Annotations) -> Tensor:
     weights = model.fit(frame).skills_.reindex(range(annotations.num_annotators)).to_numpy(dtype=float, na_value=0.0)
     weight = torch.from_numpy(weights.copy()).to(annotations.device)[annotations.annotator]
     cell = annotations.item * annotations.num_classes + annotations.label
-    votes = weight.new_zeros(len(annotations) * annotations.num_classes).index_add_(0, cell, weight)
+    size = len(annotations) * annotations.num_classes
+    votes = scatter_rows(weight.unsqueeze(1), cell, torch.argsort(cell, stable=True), size)
     return votes.view(len(annotations), -1)
 
 

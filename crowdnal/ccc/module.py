@@ -37,10 +37,12 @@ class CCC(nn.Module):
 
     The two networks should start from different weights. The meta gradient is exact and costs no second-order graph:
     see :mod:`crowdnal.ccc.meta_gradient`. Both models see the same batches; in the paper each runs through its own.
-    The authors' code adds 1e-5 inside the logarithm of the loss, and on CIFAR-10 and Fashion-MNIST moves only the
-    linear layer in the virtual step (``scope="head"``). Published settings, batches of 128: M = 1000, G = 30, SGD 0.01,
-    10 of 60 epochs of warm-up; LabelMe G = 25, Adam 1e-4, 50 of 200 epochs; Music M = 160, G = 20, correction rate 0.3,
-    Adam 1e-2, 50 of 200 epochs.
+    Equations 6, 10 and 12 sum over an item's annotators and average over items, which is the models' CrowdLayer with
+    ``reduction="per_item"``; the authors' code averages over annotations, as the default does, adds 1e-5 inside the
+    logarithm of the loss, and on CIFAR-10 and Fashion-MNIST moves only the linear layer in the virtual step
+    (``scope="head"``). Published settings, batches of 128: M = 1000, G = 30, SGD 0.01, 10 of 60 epochs of warm-up;
+    LabelMe G = 25, Adam 1e-4, 50 of 200 epochs; Music M = 160, G = 20, correction rate 0.3, Adam 1e-2, 50 of 200
+    epochs.
 
     Not for ``DistributedDataParallel``: the meta gradient is that of one process.
 

@@ -52,8 +52,9 @@ def crowd_cross_entropy(
         shared: [B, K], added to the scores of all annotations of an item.
         mixing: [nnz] in 0..1, the share of `shared` in each annotation's scores (CoNAL, Chu et al. 2021, eq. 4).
         weight: [nnz], not negative; default the annotations' own weight.
-        reduction: "mean" over annotations (weighted: sum(w l) / sum(w)), "sum", "none" ([nnz], times weight), or
-            "item_mean" (mean over the annotated items of each one's weighted mean).
+        reduction: "mean" over annotations (weighted: sum(w l) / sum(w)), "sum", "none" ([nnz], times weight),
+            "item_mean" (mean over the annotated items of each one's weighted mean), or "per_item" (their sum divided by
+            the number of annotated items: 1/N sum_i sum_r, as CoNAL, CCC and Tanno et al. print or code it).
         sparse_grad: the gradient of confusion is a sparse tensor of the matrices that the batch touched, so that time
             and memory of a step do not depend on R; for `torch.optim.SparseAdam` or SGD. Not under `torch.compile`.
 
@@ -138,7 +139,8 @@ def crowd_marginal_nll(
     """Negative log-likelihood of all labels of an item together, its true class summed out: the joint link.
 
     -log sum_k prior_i[k] prod_n A_r[k, y_n]^w_n over the annotations n of item i, in log space: the likelihood of
-    Dawid & Skene (1979), and the marginal fine-tuning of Platanios et al. (2020, eq. 9) with a classifier as prior.
+    Dawid & Skene (1979), and with a classifier as prior the left side of Platanios et al. (2020, eq. 9), whose right
+    side, as printed, is a sum of `crowd_mixture_nll`.
 
     Args:
         log_prior: [B, C], log-probabilities of the true class (`log_softmax` of the logits); -inf is legal.
@@ -146,7 +148,7 @@ def crowd_marginal_nll(
         annotations: B items, R annotators, labels in 0..K-1.
         normalization: as for `crowd_mixture_nll`.
         weight: [nnz], not negative; how often a label counts, default the annotations' own weight.
-        reduction: "mean" over annotated items, "sum", or "none" ([B]).
+        reduction: "mean" over annotated items (what "per_item" is elsewhere), "sum", or "none" ([B]).
 
     Returns:
         [] or [B], float32 at least. An item without annotations has 0 and no gradient; one for which every class is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from crowdnal.data import Annotations
@@ -19,6 +18,7 @@ from crowdnal.functional._autograd._function import (
 )
 from crowdnal.functional._autograd.pair_confusion import PairConfusion
 from crowdnal.functional.segments import annotation_weight, sum_by_item
+from crowdnal.ops import OPS
 from crowdnal.reference import NONE, compute_dtype
 
 __all__ = [
@@ -212,7 +212,7 @@ def em_step(
     """`crowdnal.reference.em_step`; annotations on a GPU are sorted once, those on the CPU need not be."""
     a = annotations
     order = a.order if a.annotator.is_cuda else None
-    return torch.ops.crowdnal.em_step(log_prior, log_confusion, weight, a.indptr, a.annotator, order, a.label)
+    return OPS["em_step"](log_prior, log_confusion, weight, a.indptr, a.annotator, order, a.label)
 
 
 def mixture_step(log_probs: Tensor, log_confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Tensor]:
@@ -221,5 +221,5 @@ def mixture_step(log_probs: Tensor, log_confusion: Tensor, annotations: Annotati
     Without gradients. log_confusion [R, K, C] holds log A, **observed label outermost**, in the dtype of log_probs.
     """
     arguments = (log_probs, log_confusion.contiguous(), None, *index_of(annotations), annotations.label)
-    _, nll, posterior, _ = torch.ops.crowdnal.mixture_link(*arguments, NONE, False)
+    _, nll, posterior, _ = OPS["mixture_link"](*arguments, NONE, False)
     return nll, posterior

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from crowdnal.data import Annotations
 from crowdnal.functional.segments import annotation_weight, sum_rows
 
-Reduction = Literal["mean", "sum", "none", "item_mean"]
+Reduction = Literal["mean", "sum", "none", "item_mean", "per_item"]
 
 
 def reduction_weights(
@@ -27,7 +27,11 @@ def reduction_weights(
         item_total = sum_rows(each, annotations)
         num_items = (item_total > 0).sum().clamp(min=1)
         return _safe_divide(each, item_total[annotations.item]) / num_items, False
-    raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none', 'item_mean'")
+    if reduction == "per_item":
+        each = torch.ones_like(annotations.label, dtype=dtype) if weight is None else weight
+        counted = annotations.counts if weight is None else sum_rows(weight, annotations)
+        return each / (counted > 0).sum().clamp(min=1), False
+    raise ValueError(f"reduction={reduction!r} is not one of {', '.join(map(repr, get_args(Reduction)))}")
 
 
 def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:

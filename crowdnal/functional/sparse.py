@@ -19,7 +19,7 @@ class _Select(Function):
     def forward(ctx: Any, confusion: Tensor, annotators: Tensor, distinct: bool) -> Tensor:
         ctx.save_for_backward(annotators)
         ctx.size, ctx.distinct = confusion.shape, distinct
-        return select_op.overload(confusion, annotators)
+        return select_op(confusion, annotators)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

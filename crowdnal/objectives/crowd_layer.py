@@ -28,8 +28,8 @@ class CrowdLayer(SoftmaxObjective):
     Where the paper and its released code differ from this: they average over all B·R cells of the label
     matrix, where a missing label counts as loss 0, so the loss is scaled by the density of the matrix. Here
     ``reduction="mean"`` averages over the observed annotations. The published numbers used the former;
-    ``"sum"`` divided by B·R gives it. Under Adam the two differ little, under SGD by a factor in the learning
-    rate.
+    ``"sum"`` divided by B·R gives it. CCC's formulas divide by the items alone: ``"per_item"``. Under Adam these
+    differ little, under SGD by a factor in the learning rate.
 
     Args:
         variant: see above; with a ``rank`` MW.

@@ -20,8 +20,8 @@ class MajorityVote(Objective):
     """Cross-entropy against the majority of an item's labels, or against their proportions (``soft=True``).
 
     Ties go to the lowest class index. Weights count as that many votes. The unit is the item: ``"mean"`` (the
-    same as ``"item_mean"``) averages over the items that have labels (with a weight above 0), ``"none"``
-    gives ``[B]`` with 0 for an item without labels.
+    same as ``"item_mean"`` and ``"per_item"``) averages over the items that have labels (with a weight above 0),
+    ``"none"`` gives ``[B]`` with 0 for an item without labels.
 
     Labels that are no class (``num_labels`` above ``num_classes``: "unsure") are no votes.
 

@@ -32,10 +32,11 @@ class MaxMIG(Objective):
     is ``-mean_i (1 + log m_ii) + mean_{i≠j} m_ij`` over the batch's items that have labels. Common mistakes of
     annotators are no information about the classifier's input, so that it need not follow them.
 
-    The unit is the item: ``"mean"`` (the same as ``"item_mean"``), ``"sum"``, ``"none"`` ``[B]`` (0 without labels).
-    An item alone in its batch has no second term. Under several processes pairs are formed within each one's batch.
-    ``posterior`` is the paper's aggregated forecaster, ``∝ h g / prior``. Labels only determine W up to a constant for
-    each (annotator, label); the shown confusion, a softmax of W's rows as in the authors' code, takes that of the init.
+    The unit is the item: ``"mean"`` (``"item_mean"`` and ``"per_item"`` are the same), ``"sum"``, ``"none"`` ``[B]``
+    (0 without labels). An item alone in its batch has no second term. Under several processes pairs are formed within
+    each one's batch. ``posterior`` is the paper's aggregated forecaster, ``∝ h g / prior``. Labels only determine W up
+    to a constant for each (annotator, label); the shown confusion, a softmax of W's rows as in the authors' code, takes
+    that of the init.
 
     Where the authors' code differs: it adds random noise below 1e-4 inside the log; here all is in the log domain.
     The published numbers have ``class_prior="uniform"``, fixed, and ``init="votes"`` with ``offset=1e-2`` (LabelMe) or

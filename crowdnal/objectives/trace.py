@@ -25,10 +25,12 @@ class TraceRegularized(MixtureObjective):
     true ones if the mean confusion is diagonally dominant (theorem 1). ``A_r`` is the softplus of a free
     matrix (initialised to 6I - 5), normalised over the observed labels.
 
-    Where the authors' code differs: it sums the loss over an item's annotators and averages over items
-    (``reduction="sum"`` divided by B), and clips the mixture to [1e-10, 1), so that a confidently
-    contradicted label has no gradient; here the mean is over annotations and all is in the log domain without
-    a clip. The published numbers used theirs, with ``trace_weight=0.01`` and no warm-up.
+    Where the authors' code differs: it sums the loss over an item's annotators and averages over items, which is
+    ``reduction="per_item"`` with the same ``trace_weight`` (``"sum"`` is B times as much, and needs ``trace_weight``
+    times B), and clips the mixture to [1e-10, 1), so that a confidently contradicted label has no gradient; here the
+    mean is over annotations and all is in the log domain without a clip. The published numbers used theirs, with
+    ``trace_weight=0.01`` and no warm-up. Equation 4 adds λ Σ_r trace(A_r) to the sum over all N items: for its λ,
+    ``reduction="per_item"`` with ``trace_weight = λ R / N``.
 
     Args:
         trace_weight: λ, 0 or more.

@@ -46,7 +46,7 @@ class UnionNet(Objective):
     ``log_likelihood`` (given who labels) and ``confusion`` normalise over an annotator's own labels.
 
     The public code for the paper, which may not be its authors', differs: A sums over an item's labels
-    (``reduction="sum"`` divided by B). B is what the CCC paper compares with, as the better one of the two.
+    (``reduction="per_item"``). B is what the CCC paper compares with, as the better one of the two.
 
     Args:
         variant: see above.

@@ -39,6 +39,13 @@ class Arguments:
         return self.annotator.shape[0]
 
 
+def check_memory(error: RuntimeError) -> None:
+    """Raises torch's own error if this one of a CUDA kernel says that memory is short, whose type C++ cannot throw."""
+    found = str(error).find("CUDA out of memory. crowdnal: ")
+    if found >= 0:
+        raise torch.OutOfMemoryError(str(error)[found:].partition("\n")[0]) from error
+
+
 class Op:
     """`torch.ops.crowdnal.<name>`; made by `declare`.
 
@@ -64,7 +71,7 @@ class Op:
         tensors = ["Tensor" in str(argument.type) for argument in given]
         self.optional = frozenset(argument.name for argument in given if "Optional" in str(argument.type))
         self.num_tensors = sum(tensors)
-        self._function: Callable[..., Any] = self.overload
+        self._function: Callable[..., Any] = self._undifferentiable
         if not all(tensors[: self.num_tensors]):
             raise TypeError(f"{self.name}: tensors must stand in front of the other arguments, got {self.schema}")
 
@@ -73,6 +80,13 @@ class Op:
         if named:
             inputs = self.arguments(*inputs, **named)
         return self.overload(*inputs) if torch.compiler.is_compiling() else self._function(*inputs)
+
+    def _undifferentiable(self, *inputs: Any) -> Any:
+        try:
+            return self.overload(*inputs)
+        except RuntimeError as error:
+            check_memory(error)
+            raise
 
     @property
     def overload(self) -> Any:

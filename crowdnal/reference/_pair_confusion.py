@@ -21,7 +21,8 @@ def observed(pairs: Tensor, label: Tensor) -> Tensor:
 
 def add_observed(pairs: Tensor, label: Tensor, own: Tensor) -> Tensor:
     """pairs [n, C, K, L] plus own [n, C, L] at each one's label."""
-    return pairs.scatter_add(2, _index(pairs, label), own.unsqueeze(2))
+    index = _index(pairs, label)
+    return pairs.scatter(2, index, pairs.gather(2, index) + own.unsqueeze(2))
 
 
 def _index(pairs: Tensor, label: Tensor) -> Tensor:

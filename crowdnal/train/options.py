@@ -15,7 +15,10 @@ from crowdnal.train.config import InputError
 # What the command itself decides: sizes by the data, gradients by its dense optimizers, one number a step to minimise
 _DECIDED = ("num_classes", "num_annotators", "num_labels", "sparse_grad", "feature_dim")
 _NO_LOSS = "none"  # the reduction that gives no number to minimise
-_REDUCTION = "of a batch's losses: their mean over labels, their sum, or item_mean: over items of the mean of each"
+_REDUCTION = (
+    "of a batch's losses: their mean over labels, their sum, or over items of the mean (item_mean) or the sum "
+    "(per_item) of each"
+)
 
 
 def objective_class(name: str, argument: str = "--objective") -> type[Objective]:

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-NUMBERS = ("milliseconds", "ratio_to_ours", "share_of_peak", "peak_extra_bytes")
-KEYS = {"op", "cell", "formulation", *NUMBERS, "skipped", "cores_busy_elsewhere"}
+NUMBERS = ("milliseconds", "ratio_to_ours", "share_of_peak", "times_limit", "peak_extra_bytes")
+LIMIT = ("empty_milliseconds", "limit_milliseconds")
+KEYS = {"op", "cell", "formulation", *NUMBERS, *LIMIT, "skipped", "cores_busy_elsewhere"}
 PEAK = {"copy_gb_per_s": 10.0, "fp32_gflop_per_s": 100.0}
 
 
@@ -32,7 +33,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     torch.set_num_threads(1)
     yield importlib.import_module("kernels")
     torch.set_num_threads(threads)
-    for name in ("kernels", "_formulations", "_joint", "_machine", "_mixture", "_pairs", "_softmax"):
+    for name in ("kernels", "_formulations", "_joint", "_limit", "_machine", "_mixture", "_pairs", "_softmax"):
         sys.modules.pop(name)
 
 
@@ -66,6 +67,10 @@ def test_quick_run(tmp_path: Path) -> None:
         assert row["ratio_to_ours"] == pytest.approx(row["milliseconds"] / rows[0]["milliseconds"])
         # what is needed is a property of op and cell, so the share falls as the time grows
         assert row["share_of_peak"] * row["ratio_to_ours"] == pytest.approx(rows[0]["share_of_peak"])
+        needed = row["share_of_peak"] * row["milliseconds"]  # the time of bytes or operations
+        assert row["limit_milliseconds"] == pytest.approx(row["empty_milliseconds"] + needed) and needed > 0
+        assert row["times_limit"] == pytest.approx(row["milliseconds"] / row["limit_milliseconds"])
+    assert written["geometric_mean_times_limit"]["all"] == pytest.approx(rows[0]["times_limit"])
     best = min(row["ratio_to_ours"] for row in rows[1:] if not row["skipped"])
     assert written["geometric_mean_ratio"]["all"] == pytest.approx(best)
     assert {"processor", "cores", "threads", "torch", "backend", *PEAK} <= set(written["machine"])
@@ -90,6 +95,25 @@ def test_the_fastest_is_compiled_and_nothing_is_silent(kernels: ModuleType) -> N
     quick = [row for row in compiled if "--quick" in (row["skipped"] or "")]
     (tried,) = (row for row in compiled if row not in quick)
     assert len(quick) == 1 and (tried["milliseconds"] or tried["skipped"].startswith("torch.compile failed"))
+
+
+def test_the_empty_function_has_the_tensors_of_our_step_and_computes_nothing(kernels: ModuleType) -> None:
+    for op in kernels.OPS:
+        problem = kernels.Problem(kernels.TINY, op.leaves, torch.float32)
+        ours = op.ours(problem)
+        output = ours().detach()
+        empty = kernels.empty_step(ours, problem, output)
+        a = problem.annotations
+        given = [id(tensor) for tensor in empty.arguments[1:]]
+        assert len(given) == len(set(given))
+        assert {id(t) for t in (*ours.leaves, a.indptr, a.item, a.annotator, a.order, a.label)} <= set(given)
+        with torch.profiler.profile() as recorded:
+            found = empty()
+        assert found.shape == output.shape and found.requires_grad == bool(ours.leaves)
+        assert all(leaf.grad.shape == leaf.shape for leaf in ours.leaves)
+        done = {event.name for event in recorded.events() if event.name.startswith("aten::")}
+        made = {"aten::empty_like", "aten::empty", "aten::empty_strided", "aten::detach", "aten::ones_like"}
+        assert done <= made | {"aten::fill_", "aten::new_empty_strided", "aten::ones"}, op.name
 
 
 def test_peak_memory_sees_a_planted_allocation(kernels: ModuleType) -> None:

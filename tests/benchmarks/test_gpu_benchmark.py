@@ -122,10 +122,61 @@ def test_a_crash_leaves_what_was_measured(gpu, monkeypatch, tmp_path) -> None:
 
 def test_a_wrong_result_ends_the_run(gpu, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(gpu, "difference", lambda *_: 0.5)
-    with pytest.raises(SystemExit, match="crowd_mixture_nll softplus tiny float32 by 5.0e-01"):
+    with pytest.raises(SystemExit, match="softplus tiny float32 first: crowd_mixture_nll softplus tiny float32 by 5"):
         run(gpu, monkeypatch, tmp_path / "gpu.json")
     written = json.loads((tmp_path / "gpu.json").read_text())
-    assert "rows" not in written and all(check["wrong"] for check in written["checks"])
+    assert "rows" not in written and len(written["checks"]) == 9 and all(check["wrong"] for check in written["checks"])
+    assert written["first_failure"] == "crowd_mixture_nll softplus tiny float32: by 5.0e-01"
+
+
+def lost(*_: object) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access")
+
+
+def test_a_device_that_is_lost_is_told_with_the_op_that_lost_it(gpu, monkeypatch, tmp_path, capsys) -> None:
+    """Whatever fails after it, the making of a problem on the device at first."""
+    made, problem = [], gpu.DeviceProblem
+
+    def breaks(*given: Any) -> Any:
+        made.append(given)
+        if len(made) > 4:  # the second check
+            lost()
+        return problem(*given)
+
+    monkeypatch.setattr(gpu, "DeviceProblem", breaks)
+    monkeypatch.setattr(gpu, "synchronize", lost)
+    with pytest.raises(SystemExit, match="softplus tiny float16 first"):
+        run(gpu, monkeypatch, tmp_path / "gpu.json")
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert [check["wrong"] is None for check in written["checks"]] == [True, True, False]
+    assert written["first_failure"].startswith("crowd_mixture_nll softplus tiny float16: RuntimeError: CUDA error")
+    assert "nothing more is checked" in written["first_failure"] and "the first to fail" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["copy_rate", "describe", "empty_cache", "measure_all"])
+def test_the_file_is_written_whatever_fails(gpu, monkeypatch, tmp_path, part) -> None:
+    monkeypatch.setattr(gpu, "synchronize", lost)
+    monkeypatch.setattr(gpu, part, lost)
+    with pytest.raises((RuntimeError, SystemExit), match="illegal memory access"):
+        run(gpu, monkeypatch, tmp_path / "gpu.json")
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert len(written["checks"]) == 9 and "illegal memory access" in written["first_failure"]
+
+
+@pytest.mark.slow
+def test_smoke_is_the_checks_of_every_op_and_then_a_small_cell_of_each(gpu, monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--smoke", "--json", str(tmp_path / "gpu.json")])
+    start = time.monotonic()
+    gpu.main()
+    assert time.monotonic() - start < 110
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    names = {op.name for op in gpu.OPS}
+    assert {"mix", "label_log_likelihood", "em_step", "select"} < names
+    assert {check["op"] for check in written["checks"]} == {row["op"] for row in written["rows"]} == names
+    assert not written["unfinished"] and written["first_failure"] is None and written["training"] == []
+    assert not [row["skipped"] for row in written["rows"] if row["skipped"] and "crowd-kit" not in row["formulation"]]
+    told = capsys.readouterr().err
+    assert told.index(f"{len(written['checks'])} checks against the CPU: all right") < told.index("s left")
 
 
 def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,17 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
+def test_sums_over_an_items_annotators_as_the_paper_prints_them() -> None:
+    """Equations 6, 10 and 12: 1/N sum_i sum_r."""
+    ccc, as_code = coupled.coupled(meta="exact"), coupled.coupled(meta="exact")
+    for model in (ccc.model_a, ccc.model_b):
+        model.objective.reduction = "per_item"
+    given = batch()
+    want = expected_correction(ccc, 0, given, lambda name: 0.1)
+    found, other = (made.step(given, *optimizers(made)) for made in (ccc, as_code))
+    assert relative(found.correction_a, want) < 1e-10 and relative(other.correction_a, want) > 1e-3
+
+
 @pytest.mark.parametrize("scope", ["all", "head"])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -132,6 +132,31 @@ torch.cuda.synchronize()
     assert done.returncode != 0 and "assert" in done.stderr and "ModuleNotFoundError" not in done.stderr
 
 
+def test_no_memory_is_torchs_own_error_and_leaves_the_device_usable() -> None:
+    index = to_device(make_problem(4, 2, 3, 3, 2, seed=1).index)
+    rows, grad = torch.ones(4, 3, device=DEVICE), torch.ones(len(index[1]), 3, device=DEVICE)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory. crowdnal: tried to allocate"):
+        ops.mix_annotators(rows, grad, *index, 2**40)
+    assert float(ops.mix_annotators(rows, grad, *index, 2).sum()) == 9 * len(grad)
+
+
+def test_second_derivatives_of_pairs_are_the_same_bits_every_time() -> None:
+    items, annotators, per_item = 50, 4, 40  # many annotations to a row
+    a = Annotations.from_dense(torch.randint(3, (items, per_item))).regroup(
+        torch.arange(per_item) % annotators, annotators
+    )
+    a = a.to(DEVICE)
+    leaves = [leaf(torch.randn(n, 3, 3, 2, device=DEVICE)) for n in (items, annotators)]
+
+    def second() -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(F.pair_confusion(*leaves, a).square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    wanted = second()
+    for _ in range(20):
+        assert_same(second(), wanted, "second derivative")
+
+
 def test_more_elements_than_32_bits_count() -> None:
     sizes = 600_000, 60, 60  # 2.16e9 elements, 8.6 GB
     if torch.cuda.mem_get_info()[0] < 30 << 30:

@@ -18,7 +18,7 @@ from crowdnal import reference
 from crowdnal.functional._autograd.mixture_link import MixtureLink, MixtureLinkBackward
 from crowdnal.functional._autograd.softmax_link import SoftmaxLink, SoftmaxLinkBackward
 
-REDUCTIONS = ["mean", "sum", "none", "item_mean"]
+REDUCTIONS = ["mean", "sum", "none", "item_mean", "per_item"]
 NORMALIZATIONS = ["none", "softmax", "softplus"]
 pytestmark = pytest.mark.usefixtures("op_kernels")
 
@@ -122,8 +122,8 @@ def test_values_are_those_of_the_definition(problem: Problem) -> None:
 def test_reductions(problem: Problem, weighted: bool) -> None:
     p, a = problem, problem.annotations
     weight = p.weight if weighted else torch.ones_like(p.weight)
-    for each, total, mean, item in zip(
-        *(losses(p, r, p.weight if weighted else None) for r in ("none", "sum", "mean", "item_mean")),
+    for each, total, mean, item, per_item in zip(
+        *(losses(p, r, p.weight if weighted else None) for r in ("none", "sum", "mean", "item_mean", "per_item")),
         strict=True,
     ):
         nll = each(p.scores, p.confusion)
@@ -133,6 +133,14 @@ def test_reductions(problem: Problem, weighted: bool) -> None:
         items = [slice(int(a.indptr[i]), int(a.indptr[i + 1])) for i in range(a.num_items)]
         means = [nll[s].sum() / weight[s].sum() for s in items if s.stop > s.start]
         assert_close(item(p.scores, p.confusion), torch.stack(means).mean())
+        assert_close(per_item(p.scores, p.confusion), nll.sum() / len(means))
+
+
+def test_items_whose_labels_weigh_nothing_are_not_counted(problem: Problem) -> None:
+    p, a = problem, problem.annotations
+    weight = p.weight.where(a.item == a.item[0], 0.0)
+    for each, per_item in zip(*(losses(p, r, weight) for r in ("none", "per_item")), strict=True):
+        assert_close(per_item(p.scores, p.confusion), each(p.scores, p.confusion).sum())
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

@@ -76,7 +76,8 @@ def compiled_step(reduction: str) -> Callable[..., Tensor]:
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("reduction", "backend"), [("mean", "inductor"), ("none", "aot_eager"), ("item_mean", "aot_eager")]
+    ("reduction", "backend"),
+    [("mean", "inductor"), ("none", "aot_eager"), ("item_mean", "aot_eager"), ("per_item", "aot_eager")],
 )
 def test_compiled_training_step_equals_eager_without_recompiles(reduction: str, backend: str) -> None:
     torch._dynamo.reset()

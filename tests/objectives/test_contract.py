@@ -103,7 +103,7 @@ def everything() -> Annotations:
 
 @each
 def test_an_empty_batch_is_zero_with_zero_gradients(case: Case) -> None:
-    for reduction in ("mean", "sum", "item_mean"):
+    for reduction in ("mean", "sum", "item_mean", "per_item"):
         objective = case.begun(reduction=reduction)
         trained = set(gradients(objective, arguments(objective, small())))
         for items in (0, 3):
@@ -115,6 +115,25 @@ def test_an_empty_batch_is_zero_with_zero_gradients(case: Case) -> None:
             assert trained <= set(found), f"without labels there are no gradients of {trained - set(found)}"
             assert_same(found, {name: torch.zeros_like(g) for name, g in found.items()}, "gradient")
             assert objective.posterior(*given).shape == (items, C)
+
+
+@each
+def test_per_item_is_the_sum_over_labels_by_the_number_of_items(case: Case) -> None:
+    """1/N sum_i sum_r of the papers, beside whatever penalty; where the unit is the item anyway it is the mean."""
+    for weighted in (False, True):
+        a = small(weighted)
+        objective = case.begun()
+        given, found, units = arguments(objective, a), {}, {}
+        for reduction in ("sum", "mean", "per_item"):
+            objective.reduction = reduction
+            found[reduction], units[reduction] = objective(*given), float(objective.units(a))
+        wanted = found["mean"]
+        if units["mean"] != 3:  # item 1 has no label
+            labels = (found["sum"] - wanted) / (1 - 1 / units["mean"])  # what they add to the sum, without a penalty
+            wanted = wanted + labels * (1 / 3 - 1 / units["mean"])
+            assert abs(float(wanted - found["mean"])) > 1e-3
+        assert units["per_item"] == 3
+        assert_close(found["per_item"], wanted)
 
 
 @each

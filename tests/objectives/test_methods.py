@@ -9,14 +9,7 @@ import torch
 from support.compare import assert_close
 from support.memory import Largest
 from support.planted import annotate, blobs, fit, planted
-from support.small_crowd import (
-    MAKERS,
-    C,
-    R,
-    batch,
-    logits_of,
-    perturbed,
-)
+from support.small_crowd import ANNOTATOR, LABEL, MAKERS, C, R, batch, logits_of, perturbed
 from torch import nn
 from torch.nn import functional as F
 
@@ -102,6 +95,26 @@ def test_trace_equals_a_hand_written_formula_with_a_thousand_annotators():
     positive = torch.log(1 + rho.exp())
     traces = sum(positive[:, k, k] / positive[:, :, k].sum(1) for k in range(C))
     assert_close(objective.penalty(one), 0.25 * traces.sum() / annotators)
+
+
+def test_the_papers_loss_and_that_of_the_authors():
+    """Equation 4 is a sum with the traces' sum; the code averages over items beside the mean trace."""
+    logits, labels = logits_of(3), batch()[[0, 2, 3]]
+    losses = {
+        (reduction, weight): perturbed(TraceRegularized(C, R, reduction=reduction, trace_weight=weight))
+        for reduction, weight in (("per_item", 0.3), ("sum", 0.9), ("sum", 0.3 * R), ("per_item", 0.3 * R / 3))
+    }
+    found = {key: objective(logits, labels) for key, objective in losses.items()}
+    one = losses["per_item", 0.3]
+    p, matrices = logits.softmax(1), one.annotators.probs()
+    pairs = [(i, r, y) for i, rows in enumerate([(0, 2), (2, 5), (5, 6)]) for r, y in zip(
+        ANNOTATOR[slice(*rows)], LABEL[slice(*rows)], strict=True)]  # fmt: skip
+    data = sum(-torch.log(p[i] @ matrices[r][:, y]) for i, r, y in pairs)
+    traces = matrices.diagonal(dim1=1, dim2=2).sum(1)
+    assert_close(found["per_item", 0.3].detach(), data / 3 + 0.3 * traces.mean())
+    assert_close(found["sum", 0.9], 3 * found["per_item", 0.3])  # the weight times the items
+    assert_close(found["sum", 0.3 * R].detach(), data + 0.3 * traces.sum())  # equation 4
+    assert_close(3 * found["per_item", 0.3 * R / 3], found["sum", 0.3 * R])
 
 
 def test_gradient_lowers_the_trace_and_warm_up_raises_it():

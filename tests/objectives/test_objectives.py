@@ -25,7 +25,7 @@ from crowdnal.objectives import CrowdLayer, MajorityVote, SoftMajorityVote, Trac
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "item_mean"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "item_mean", "per_item"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_loss_and_gradients_equal_plain_pytorch(name, reduction, weighted):
     objective = perturbed(MAKERS[name](C, R, reduction=reduction))

@@ -16,6 +16,7 @@ OPTIONS = {
     "logits": {},
     "probabilities": {"mixing": "probabilities"},
     "items not normalised": {"normalize_items": False, "separation_weight": 0.3},
+    "one layer": {"hidden_dim": None, "separation_weight": 0.3},
     "batch": {"scope": "batch", "separation_weight": 0.3, "mixing": "probabilities"},
     "people": {"annotator_features": PEOPLE, "separation_weight": 0.0},
     "sparse": {"sparse_grad": True, "scope": "batch", "separation_weight": 0.3},

@@ -98,7 +98,8 @@ def unrolled(
     scores = torch.einsum("nc,nck->nk", p[labels.item], corrected)
     each = F.cross_entropy(scores, labels.label, reduction="none")
     w = torch.ones_like(each) if labels.weight is None else labels.weight
-    loss = (w * each).sum() / w.sum()
+    items = len(labels.item.unique()) if model.objective.reduction == "per_item" else w.sum()
+    loss = (w * each).sum() / items
     found = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
     virtual = {n: t - rate(n) * g for (n, t), g in zip(weights.items(), found, strict=True)}
     meta_loss = F.cross_entropy(functional_call(model, {**buffers, **virtual}, (meta[0],)), meta[1])

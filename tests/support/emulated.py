@@ -74,6 +74,7 @@ class Emulated:
         module = importlib.util.module_from_spec(spec)  # loading it registers the ops
         spec.loader.exec_module(module)
         self.configure: Callable[[int, int], None] = module.configure
+        self.limit: Callable[[int], None] = module.limit
 
     def op(self, name: str, seed: int = 0, most_blocks: int = MOST_BLOCKS) -> Callable[..., Any]:
         """Blocks and threads run in an order that `seed` decides."""

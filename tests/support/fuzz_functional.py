@@ -12,7 +12,7 @@ from crowdnal import functional as F
 from support.fuzz import Case
 from support.problems import Problem, make_problem
 
-REDUCTIONS: tuple[Any, ...] = ("mean", "sum", "none", "item_mean")
+REDUCTIONS: tuple[Any, ...] = ("mean", "sum", "none", "item_mean", "per_item")
 NONSENSE: tuple[Any, ...] = ("", "Mean", "no", 3, True)
 
 

@@ -141,6 +141,7 @@ VARIANTS: dict[str, Case] = {
     "conal batch": Case(
         "conal", {**NEEDS["conal"], "scope": "batch", "separation_weight": 0.3, "mixing": "probabilities"}
     ),
+    "conal one layer": Case("conal", {**NEEDS["conal"], "hidden_dim": None, "separation_weight": 0.3}),
     "conal people": Case("conal", {**NEEDS["conal"], "annotator_features": people, "separation_weight": 0.0}),
     "conal sparse": Case(
         "conal", {**NEEDS["conal"], "sparse_grad": True, "scope": "batch", "separation_weight": 0.3}

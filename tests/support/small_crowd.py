@@ -99,5 +99,7 @@ def plain_loss(objective: Objective, logits: Tensor, weight: list[float]) -> Ten
         return weighted.sum() + penalty
     if objective.reduction == "mean":
         return weighted.sum() / sum(weight) + penalty
+    if objective.reduction == "per_item":
+        return weighted.sum() / 3 + penalty
     spans = [(INDPTR[i], INDPTR[i + 1]) for i in (0, 2, 3)]
     return sum(weighted[a:b].sum() / sum(weight[a:b]) for a, b in spans) / 3 + penalty

@@ -105,7 +105,7 @@ def test_only_free_options_may_differ_in_a_resumed_run():
         ({"format": "csv"}, "--format 'csv' is unknown: use one of auto, long, dense, appen, .*, zooniverse$"),
         ({"weight_decay": float("nan")}, "--weight-decay nan must be 0 or more"),
         ({"log": "paper"}, "--log 'paper' is unknown: use one of csv, tensorboard"),
-        ({"options": ("reduction=none",)}, r"--option reduction='none' must be one of mean\|sum\|item_mean"),
+        ({"options": ("reduction=none",)}, r"--option reduction='none' must be one of mean\|sum\|item_mean\|per_item"),
         (
             {"objective": "crowd-layer", "options": ("sparse_grad=true",)},
             "--option 'sparse_grad' is unknown to crowd-layer: it takes variant",

@@ -67,6 +67,8 @@ def test_shares_of_nothing_and_of_sums() -> None:
     assert batch_shares(CrowdLayer(C, R, reduction="item_mean"), [a[[0, 1, 2]], a[[3]]]).tolist() == pytest.approx(
         [2 / 3, 1 / 3]
     )
+    of_items = CrowdLayer(C, R, reduction="per_item")
+    assert batch_shares(of_items, [a[[0, 1, 2]], a[[3]]]).tolist() == pytest.approx([2 / 3, 1 / 3])
 
 
 def worker(rank: int, rendezvous: str, out: str) -> None:

@@ -11,7 +11,7 @@ from torch.autograd import Function, forward_ad
 
 from crowdnal import reference
 from crowdnal.data import Annotations
-from crowdnal.ops import Op
+from crowdnal.ops import Op, check_memory
 
 Index = tuple[Tensor, Tensor, Tensor, Tensor]
 """indptr [B + 1], item [nnz], annotator [nnz], order [nnz]: what every op takes."""
@@ -125,7 +125,8 @@ def _refuse_nested_forward_mode() -> None:
 def _call(op: Op, *args: Any) -> Any:
     """A raw op from inside an `OpFunction`, past the Python autograd kernel that is there for direct callers.
 
-    What it refuses without a name of ours (None for a tensor, which no kernel sees) is said again by name.
+    What it refuses without a name of ours (None for a tensor, which no kernel sees) is said again by name; and no
+    kernel can throw torch's own error where memory is short.
     """
     try:
         if torch._C._are_functorch_transforms_active():
@@ -133,6 +134,7 @@ def _call(op: Op, *args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op.overload(*args)
     except RuntimeError as error:
+        check_memory(error)
         if "crowdnal: " not in str(error):
             op.refuse(args)
         raise

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional.segments import scatter_rows
 from crowdnal.ops import pair_confusion as ops
 
 BLOCK_NUMBERS = 2**20
@@ -160,10 +161,16 @@ class _Pairs:
             rows.append(change.log_q)
             q = reference.add_observed(-g.unsqueeze(3) * change.others, self.label[block], g * change.own)
             if ddifficulty is not None:
-                ddifficulty = ddifficulty.index_add(0, self.item[block], q)
+                ddifficulty = ddifficulty + self._sum(q, self.item[block], len(self.difficulty))
             if dcompetence is not None:
-                dcompetence = dcompetence.index_add(0, self.annotator[block], q)
+                dcompetence = dcompetence + self._sum(q, self.annotator[block], len(self.competence))
         return self.join(rows), ddifficulty, dcompetence
+
+    @staticmethod
+    def _sum(rows: Tensor, key: Tensor, num_rows: int) -> Tensor:
+        """Rows [n, C, K, L] summed by their keys, in a fixed order on every device."""
+        flat = scatter_rows(rows.reshape(len(rows), -1), key, torch.argsort(key, stable=True), num_rows)
+        return flat.reshape(num_rows, *rows.shape[1:])
 
 
 def _softmax(values: Tensor, dims: int) -> Tensor:

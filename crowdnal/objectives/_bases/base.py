@@ -66,9 +66,10 @@ class Objective(nn.Module):
         num_classes: C, the true classes.
         num_annotators: R.
         num_labels: K, the labels annotators choose from; C where not given.
-        reduction: ``"mean"`` over annotations (weighted), ``"sum"``, ``"item_mean"`` over items that have
-            annotations of their mean, or ``"none"``: the data term of each annotation ``[nnz]``, to which
-            :meth:`penalty` is not added. An empty batch has loss 0 and zero gradients.
+        reduction: ``"mean"`` over annotations (weighted), ``"sum"``, over items that have annotations of their mean
+            (``"item_mean"``) or their sum (``"per_item"``, the 1/N Σ_i Σ_r of the papers' formulas, beside which a
+            penalty weighs less by the labels of an item), or ``"none"``: the data term of each annotation ``[nnz]``, to
+            which :meth:`penalty` is not added. An empty batch has loss 0 and zero gradients.
     """
 
     name: ClassVar[str]
@@ -170,8 +171,9 @@ class Objective(nn.Module):
     def set_gold(self, gold: Any, annotations: Annotations | None = None, *, weight: float = 1.0) -> None:
         """True classes of some items, beside the annotators' labels: from now on the loss and the posterior know them.
 
-        A known class counts like ``weight`` labels by somebody who is always right: a mean is over labels and known
-        classes. Of a batch's items those are known whose ``item_id`` are; ``reduction="none"`` leaves them out.
+        A known class counts like ``weight`` labels by somebody who is always right: a mean is over labels, or items,
+        and known classes. Of a batch's items those are known whose ``item_id`` are; ``reduction="none"`` leaves them
+        out.
         Objectives that estimate confusions in closed form hold them in every step of EM, and there ``weight`` is 1.
 
         Args:
@@ -212,7 +214,7 @@ class Objective(nn.Module):
         return units if self.known is None or self.holds_known else units + self.known.units(annotations)
 
     def _units(self, annotations: Annotations) -> Tensor:
-        if self.reduction == "item_mean" or self.counts_items:
+        if self.reduction in ("item_mean", "per_item") or self.counts_items:
             return labelled(annotations).sum()
         return annotations.indptr[-1] if annotations.weight is None else annotations.weight.sum()
 

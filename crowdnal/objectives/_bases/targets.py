@@ -28,7 +28,7 @@ def target_cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) 
     Args:
         logits: ``[B, C]``.
         targets: ``[B, C]`` not negative; all zero where an item does not count, whatever its logits are.
-        reduction: ``"mean"`` or (the same) ``"item_mean"``, ``"sum"``, or ``"none"``: ``[B]``.
+        reduction: ``"mean"`` or (the same) ``"item_mean"``, ``"per_item"``, ``"sum"``, or ``"none"``: ``[B]``.
     """
     # where, not a product: an item that does not count must give exactly 0 even if its logits are not finite
     loss = -(targets * logits.log_softmax(-1)).where(targets > 0, 0.0).sum(-1)

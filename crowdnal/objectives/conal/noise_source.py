@@ -20,19 +20,20 @@ class NoiseSource(nn.Module):
     """``u_r · v_i`` of every annotation ``[nnz]``, the logit of ω (Chu et al. 2021, equation 3).
 
     u is a linear map of an annotator's features, or of its one-hot identity (then ``annotators [R, d, 1]`` holds one
-    for each), with a bias, and normalised; v two linear layers on the item's features, normalised unless
-    ``normalize_items=False``. Init as of ``torch.nn.Linear``. The arguments are those of
+    for each), with a bias, and normalised; v one linear layer on the item's features (``hidden_dim=None``) or
+    two, normalised unless ``normalize_items=False``. Init as of ``torch.nn.Linear``. The arguments are those of
     :class:`crowdnal.objectives.CoNAL`.
     """
 
     features: Tensor | None
 
     def __init__(
-        self, num_annotators: int, feature_dim: int | None, embedding_dim: int, hidden_dim: int, normalize_items: bool,
-        annotator_features: Tensor | None, sparse_grad: bool,
+        self, num_annotators: int, feature_dim: int | None, embedding_dim: int, hidden_dim: int | None,
+        normalize_items: bool, annotator_features: Tensor | None, sparse_grad: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_integer(1, embedding_dim=embedding_dim, hidden_dim=hidden_dim)
+        first_dim = embedding_dim if hidden_dim is None else hidden_dim
+        check_integer(1, embedding_dim=embedding_dim, hidden_dim=first_dim)
         if feature_dim is not None:
             check_integer(1, feature_dim=feature_dim)
         if annotator_features is not None:
@@ -43,8 +44,8 @@ class NoiseSource(nn.Module):
         inputs = num_annotators if annotator_features is None else annotator_features.shape[1]
         self.annotators = nn.Parameter(torch.empty(inputs, embedding_dim, 1))
         self.bias = nn.Parameter(torch.empty(embedding_dim))
-        self.hidden = nn.LazyLinear(hidden_dim) if feature_dim is None else nn.Linear(feature_dim, hidden_dim)
-        self.items = nn.Linear(hidden_dim, embedding_dim)
+        self.hidden = nn.LazyLinear(first_dim) if feature_dim is None else nn.Linear(feature_dim, first_dim)
+        self.items = None if hidden_dim is None else nn.Linear(hidden_dim, embedding_dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -52,8 +53,9 @@ class NoiseSource(nn.Module):
         bound = 1 / math.sqrt(self.annotators.shape[0])
         for parameter in (self.annotators, self.bias):
             nn.init.uniform_(parameter, -bound, bound)
-        for layer in (self.hidden, self.items):
-            layer.reset_parameters()  # nothing where the size is not known yet
+        self.hidden.reset_parameters()  # nothing where the size is not known yet
+        if self.items is not None:
+            self.items.reset_parameters()
 
     def set_feature_dim(self, feature_dim: int) -> None:
         """Makes the parameters that depend on the length of an item's features; an error if it is another one."""
@@ -63,7 +65,9 @@ class NoiseSource(nn.Module):
         """Logits ``[nnz]`` of ω, for features ``[B, ...]`` (flattened), in their dtype."""
         features = features.flatten(1)
         self.set_feature_dim(features.shape[1])
-        items = linear(self.items, linear(self.hidden, features))
+        items = linear(self.hidden, features)
+        if self.items is not None:
+            items = linear(self.items, items)
         if self.normalize_items:
             items = F.normalize(items, dim=1)
         annotators, index = self._annotators(annotations, items.dtype)

@@ -37,10 +37,12 @@ class CoNAL(SoftmaxObjective):
         mixing="probabilities"  ω softmax(p W_g) + (1 - ω) softmax(p W_r)  the paper
 
     ω = sigmoid(u_r · v_i) for every annotation: u_r a normalised linear map of the annotator's features or identity,
-    v_i of the item's features (two linear layers with nothing between, as in the authors' code; the paper has one).
+    v_i of the item's features (two linear layers with nothing between, as in the authors' code; ``hidden_dim=None`` has
+    the one of equation 3).
     As long as all matrices are equal, ω makes no difference and has no gradient: that comes with the second step.
     ``separation_weight`` times ``Σ_r ‖W_r - W_g‖`` (Frobenius, not squared) is *subtracted* from the loss. ``groups``
-    share W_r, but not ω. ``confusion()`` gives the individual ones.
+    share W_r, but not ω. ``confusion()`` gives the individual ones. The paper's final loss sums over an item's
+    annotators and averages over items (``reduction="per_item"``); the authors' code averages over annotations.
 
     The published numbers: features are the raw input (here the input of the classifier's last layer, unless
     ``attach(features=...)`` says otherwise), Adam with learning rate 0.01, on LabelMe the defaults, on Music
@@ -52,7 +54,7 @@ class CoNAL(SoftmaxObjective):
     Args:
         mixing: see above.
         embedding_dim: of u and v, 1 or more.
-        hidden_dim: between the two layers of v, 1 or more.
+        hidden_dim: between the two layers of v, 1 or more; None: v is one linear layer (the paper).
         normalize_items: normalise v too, which keeps ω within 0.27 to 0.73.
         separation_weight: 0 or more.
         scope: the sum is over ``"all"`` annotators, once a batch (the paper; the cost of a step grows with R), or over
@@ -69,7 +71,7 @@ class CoNAL(SoftmaxObjective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        mixing: Mixing = "logits", embedding_dim: int = 20, hidden_dim: int = 128, normalize_items: bool = True,
+        mixing: Mixing = "logits", embedding_dim: int = 20, hidden_dim: int | None = 128, normalize_items: bool = True,
         separation_weight: float = 1e-5, scope: Scope = "all", feature_dim: int | None = None,
         annotator_features: Tensor | None = None, sparse_grad: bool = False, **common: Unpack[ConfusionOptions],
     ) -> None:  # fmt: skip

@@ -21,9 +21,11 @@ class LIA(PairEM):
 
         init              λ = the proportions of an item's votes (eq. 8)
         a round of EM     λ_k ∝ h_k Π_r Q[k, y_r] (eq. 4), then minimise -Σ_k λ_k (log h_k + Σ_r log Q[k, y_r]) (eq. 7)
-        fine-tuning       minimise -log Σ_k h_k Π_r Q[k, y_r]   finetune="item", the paper (eq. 9)
-                          or -Σ_r log Σ_k h_k Q[k, y_r]         finetune="annotation", the authors' code
+        fine-tuning       minimise -log Σ_k h_k Π_r Q[k, y_r]   finetune="item", the left side of eq. 9
+                          or -Σ_r log Σ_k h_k Q[k, y_r]         finetune="annotation", its right side
 
+    The paper contradicts itself there: equation 9 sets out to maximise the likelihood of the labels, and prints a sum
+    over annotations, which is what the authors' code computes.
     Epochs 0 to ``rounds * epochs_per_round - 1`` are EM, all later ones fine-tuning; rounds go on then, to report the
     likelihood and keep ``targets`` fresh. With ``rounds=0`` the loss is the marginal likelihood throughout, whose
     gradient is that of EM with the E-step inside each batch: no callback is needed, and only ``init_diagonal`` says
@@ -33,7 +35,8 @@ class LIA(PairEM):
     of 1,024 a round, 10 rounds, and ``hidden_dim=32`` on the medical relations; a random init of C.
 
     The truth of a labelled item is :meth:`posterior` (the E-step), that of an unlabelled one the classifier's h. The
-    loss is a mean over labelled items; ``"item_mean"`` is the same, ``"none"`` gives each item's, ``[B]``.
+    loss is a mean over labelled items; ``"item_mean"`` and ``"per_item"`` are the same, ``"none"`` gives each item's,
+    ``[B]``.
 
     D sees the item, so that in the end it can explain the labels without h: with more steps than the data bear the
     likelihood rises and the truth gets lost. Let the likelihood of held-out annotations, given their items' other ones

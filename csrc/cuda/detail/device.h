@@ -21,8 +21,10 @@ class Device : public Context {
 
   Tensor make(int64_t dims, const int64_t* sizes, const int64_t* strides, int32_t dtype) const {
     AtenTensorHandle handle;
-    TORCH_ERROR_CODE_CHECK(
-        aoti_torch_empty_strided(dims, sizes, strides, dtype, aoti_torch_device_type_cuda(), index_, &handle));
+    if (aoti_torch_empty_strided(dims, sizes, strides, dtype, aoti_torch_device_type_cuda(), index_, &handle)) {
+      check(cudaPeekAtLastError());  // what a kernel before this op did wrong is no lack of memory
+      refuse_memory(dims, sizes);
+    }
     return Tensor(handle);
   }
 

@@ -23,7 +23,9 @@ def plain_omega(objective: CoNAL, features: Tensor = FEATURES) -> Tensor:
     omega = []
     for i, r in zip(ITEM, ANNOTATOR, strict=True):
         u = given[r] @ source.annotators[:, :, 0] + source.bias
-        v = source.items.weight @ (source.hidden.weight @ features[i] + source.hidden.bias) + source.items.bias
+        v = source.hidden.weight @ features[i] + source.hidden.bias
+        if source.items is not None:
+            v = source.items.weight @ v + source.items.bias
         if objective.noise_source.normalize_items:
             v = v / v.norm()
         omega.append(torch.sigmoid(u / u.norm() @ v))
@@ -50,7 +52,7 @@ def plain_penalty(objective: CoNAL) -> Tensor:
 
 @pytest.mark.quick(20)
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "item_mean"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "item_mean", "per_item"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_and_gradients_equal_plain_pytorch(name, reduction, weighted):
     objective = perturbed(make(reduction=reduction, **OPTIONS[name]))
@@ -63,7 +65,9 @@ def test_loss_and_gradients_equal_plain_pytorch(name, reduction, weighted):
     if reduction != "none":
         spans = [slice(INDPTR[i], INDPTR[i + 1]) for i in (0, 2, 3)]
         item_mean = torch.stack([nll[s].sum() / weight[s].sum() for s in spans]).mean()
-        plain = {"sum": nll.sum(), "mean": nll.sum() / weight.sum(), "item_mean": item_mean}[reduction]
+        plain = {"sum": nll.sum(), "mean": nll.sum() / weight.sum(), "item_mean": item_mean, "per_item": nll.sum() / 3}[
+            reduction
+        ]
         plain = plain + plain_penalty(objective)
     ours = objective(logits, annotations, features)
     assert_close(ours, plain)
@@ -96,6 +100,11 @@ def test_start():
     default = CoNAL(8, 59, feature_dim=D)
     assert default.noise_source.annotators.shape == (59, 20, 1) and default.noise_source.hidden.weight.shape == (128, D)
     assert default.noise_source.items.weight.shape == (20, 128)
+    one = CoNAL(8, 59, feature_dim=D, hidden_dim=None).noise_source
+    assert one.hidden.weight.shape == (20, D) and one.items is None
+    later = CoNAL(8, 59, hidden_dim=None)
+    later.set_feature_dim(D)
+    assert later.noise_source.hidden.weight.shape == (20, D)
     assert default.separation_weight == 1e-5 and default.mixing == "logits" and default.noise_source.normalize_items
     assert 0 < default.noise_source.annotators.abs().max() <= 59**-0.5
 

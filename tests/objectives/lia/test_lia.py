@@ -50,7 +50,7 @@ def plain_items(objective: LIA, logits: Tensor, x: Tensor, weight: Tensor, phase
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_and_gradients_equal_the_dense_formula(name: str, phase: str, weighted: bool) -> None:
-    for reduction in ("mean", "item_mean", "sum", "none"):
+    for reduction in ("mean", "item_mean", "per_item", "sum", "none"):
         objective = perturbed(make(reduction=reduction, **{**OPTIONS[name], **PHASES[phase]}))
         annotations = crowd(weighted, objective.num_labels)
         weight = annotations.weight if weighted else torch.ones(6, dtype=torch.float64)

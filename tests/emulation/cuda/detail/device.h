@@ -13,6 +13,7 @@ namespace crowdnal::cuda {
 // How the next ops run; see configure.cpp.
 inline uint64_t next_seed = 0;
 inline int64_t next_most_blocks = INT32_MAX;
+inline int64_t next_most_bytes = INT64_MAX;
 
 class Device : public Context {
  public:
@@ -33,6 +34,7 @@ class Device : public Context {
     int64_t bytes = type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 0;  // others are refused later
     if (type == ScalarType::Half || type == ScalarType::BFloat16) bytes = 2;
     for (int64_t d = 0; d < dims; ++d) bytes *= sizes[d];
+    if (bytes > next_most_bytes) refuse_memory(dims, sizes);
     if (bytes > 0) std::memset(out.mutable_data_ptr(), 0xff, bytes);
     return out;
   }

@@ -1,0 +1,39 @@
+"""A run of the tests on a GPU tests the kernels, or says why not; tried without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.native import not_of_the_kernels
+
+import crowdnal
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def test_the_reference_in_place_of_the_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu, backend, told in ((True, "reference", True), (True, "native", False), (False, "reference", False)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(crowdnal, "backend", lambda backend=backend: {"cuda": backend})
+        assert (not_of_the_kernels() is not None) == told
+
+
+@pytest.mark.slow
+def test_every_test_of_the_kernels_fails_where_the_reference_would_serve() -> None:
+    code = """
+import sys, torch, pytest, crowdnal
+torch.cuda.is_available = lambda: True
+crowdnal.backend = lambda: {"cpu": "native", "cuda": "reference"}
+sys.exit(pytest.main(["-m", "cuda", "-q", "-p", "no:cacheprovider", "cuda/test_cuda_half.py"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=TESTS, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1 and "would be tested in place of the kernels" in done.stdout, done.stdout + done.stderr
+    assert " passed" not in done.stdout and " skipped" not in done.stdout
