@@ -76,11 +76,28 @@ Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_
   return {dscores, dconfusion, dshared, dmixing};
 }
 
+// Not yet one pass: the two ops one after the other.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
+    const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
+    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
+    bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+  auto [loss, nll, probs] = softmax_link_op(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
+                                            label, mean);
+  Tensor one = Op(confusion).empty({});
+  torch::stable::fill_(one, 1.0);
+  auto [dscores, dconfusion, dshared, dmixing] = softmax_link_backward_op(one, std::nullopt, scores, confusion, shared,
+                                                                          mixing, weight, indptr, item, annotator,
+                                                                          order, label, probs, mean, need_scores,
+                                                                          need_confusion, need_shared, need_mixing);
+  return {loss, nll, dscores, dconfusion, dshared, dmixing};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(crowdnal, CUDA, m) {
   m.impl("softmax_link", TORCH_BOX(&softmax_link_op));
   m.impl("softmax_link_backward", TORCH_BOX(&softmax_link_backward_op));
+  m.impl("softmax_link_step", TORCH_BOX(&softmax_link_step_op));
 }
 
 }  // namespace crowdnal::cuda

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from crowdnal import functional as F
 from crowdnal.functional._autograd.softmax_link import SoftmaxLink
+from crowdnal.ops import softmax_link as ops
 
 SIZES = [(40, 6, 5, 5, 3), (9, 30, 10, 10, 2), (64, 2, 7, 20, 40), (12, 3, 33, 34, 5), (0, 3, 2, 2, 1)]
 
@@ -80,12 +81,12 @@ def test_no_gradients_are_made_where_none_can_be_asked_for() -> None:
     assert tangent[1].isfinite()
 
 
-def test_the_raw_op_refuses_what_it_cannot_do() -> None:
+def test_the_op_refuses_what_it_cannot_do() -> None:
     p = make_problem(6, 4, 3, 3, 2, seed=2)
     rest = (*p.index, p.annotations.label, True, True, True, False, False)
 
     def step(scores: Tensor) -> Tensor:
-        return torch.ops.crowdnal.softmax_link_step(scores, p.confusion, None, None, None, *rest)[0]
+        return ops.softmax_link_step(scores, p.confusion, None, None, None, *rest)[0]
 
     with pytest.raises(RuntimeError, match="take softmax_link"):
         torch.func.jvp(step, (p.scores,), (p.scores,))
