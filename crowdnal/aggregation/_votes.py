@@ -28,9 +28,11 @@ def vote_proportions(annotations: Annotations, num_classes: int) -> Tensor:
     return proportions(votes, 1)
 
 
-def vote_log_confusion(annotations: Annotations, offset: float) -> Tensor:
-    """``log(A + offset)`` ``[R, K, C]`` (K = C), A counted as if an item's mean vote were its true class: an init.
+def vote_log_confusion(annotations: Annotations, offset: float, num_classes: int) -> Tensor:
+    """``log(A + offset)`` ``[R, K, C]`` (K >= C), A counted as if an item's mean vote were its true class: an init.
 
     ``A_r[k, y] = Σ_i Q_i[k] 1[y_ir = y] / Σ_i Q_i[k]`` over the items i that r labelled; uniform without evidence.
+    Labels behind the classes are no votes.
     """
-    return (empirical_confusion(proportions(annotations.votes(), 1), annotations) + offset).log().transpose(1, 2)
+    votes = proportions(annotations.votes()[:, :num_classes], 1)
+    return (empirical_confusion(votes, annotations) + offset).log().transpose(1, 2)

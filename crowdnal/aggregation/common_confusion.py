@@ -10,7 +10,7 @@ from torch import Tensor
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.aggregation.em import FLOOR, check_options, weights_of
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, of_classes
 from crowdnal.functional import segment_sum
 from crowdnal.functional.segments import scatter_rows
 
@@ -20,12 +20,14 @@ Omega = Literal["annotation", "annotator"]
 class CommonConfusionEM:
     """`posterior` [N, C] and `source` [nnz, C] given each class; `common` [K, C], `own` [R, K, C], `omega` [nnz].
 
-    The arguments are those of :func:`crowdnal.conal_em`, where the model is described.
+    The arguments are those of :func:`crowdnal.conal_em`, where the model is described, and ``num_classes``: C, where
+    there are labels behind the classes, which are no votes.
     """
 
     def __init__(
-        self, annotations: Annotations, log_prior: Tensor | None, per: Omega, smoothing: float, dtype: torch.dtype
-    ) -> None:
+        self, annotations: Annotations, log_prior: Tensor | None, per: Omega, smoothing: float, dtype: torch.dtype,
+        num_classes: int | None = None,
+    ) -> None:  # fmt: skip
         a = self.annotations = annotations
         _check(a, log_prior, per, smoothing, dtype)
         self.per, self.smoothing = per, smoothing
@@ -37,7 +39,8 @@ class CommonConfusionEM:
         if self.log_prior is not None and self.log_prior.shape[1] != a.num_classes:
             self.posterior = self.log_prior.exp()
         else:
-            self.posterior = vote_proportions(a, a.num_classes).to(dtype)
+            classes = a.num_classes if num_classes is None else num_classes
+            self.posterior = vote_proportions(of_classes(a, classes), classes).to(dtype)
         self.source = self.posterior.new_full((a.num_annotations, self.posterior.shape[1]), 0.5)
 
     def maximise(self) -> None:

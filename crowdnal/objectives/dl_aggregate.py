@@ -44,4 +44,4 @@ class DLAggregate(AggregateFirst):
         self.method_options = dict(method_options or {})
 
     def _aggregate(self, annotations: Annotations) -> Tensor:
-        return self._count_against(aggregate(annotations, self.method, **self.method_options), annotations)
+        return aggregate(annotations, self.method, **self.method_options)

@@ -57,8 +57,8 @@ class DLDS(AggregateFirst):
                 smoothing=smoothing,
                 gold=gold,
                 initial_confusion=initial,
-                confusion_prior=self.confusion_prior if self.crowd_prior is None else self.crowd_prior,
+                confusion_prior=self._prior_of(annotations),
             )
             self._hold(found.pseudo_counts)
         self.history = [Round(n + 1, 0, value) for n, value in enumerate(found.log_likelihood)]
-        return self._count_against(found.posterior, annotations)
+        return found.posterior

@@ -20,14 +20,17 @@ class DLWC(AggregateFirst):
     """Cross-entropy against the posteriors of :func:`crowdnal.worker_clustering`, found once before training.
 
     For annotators with few labels: the members of a cluster share a confusion, and ``confusion()`` shows each
-    annotator that of their clusters, weighted by membership. ``history`` has a round for every iteration, with the
-    lower bound that it raised. Needs ``on_train_start(annotations)``.
+    annotator that of their clusters, weighted by membership; with labels behind the classes, which the clusters leave
+    out, their own. ``history`` has a round for every iteration, with the lower bound that it raised. Needs
+    ``on_train_start(annotations)``.
 
     Args:
         num_clusters: M, 1 to R.
         max_iterations: of the clustering.
         smoothing: pseudo-count added to every cell of every cluster's confusion.
     """
+
+    counted = False
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -50,5 +53,6 @@ class DLWC(AggregateFirst):
             gold=self.gold,
         )
         self.history = [Round(n + 1, 0, value) for n, value in enumerate(found.objective)]
-        self._show(found.confusion.transpose(1, 2).log())
+        if annotations.num_classes == self.num_labels:
+            self._show(found.confusion.transpose(1, 2).log())
         return found.posterior

@@ -9,7 +9,7 @@ from torch import Tensor
 from crowdnal._utils.options import check_integer
 from crowdnal.aggregation import feature_em
 from crowdnal.aggregation.em import Prior
-from crowdnal.data import Annotations, of_classes
+from crowdnal.data import Annotations
 from crowdnal.objectives._bases.aggregate_first import AggregateFirst
 from crowdnal.objectives._bases.closed_form import BeforehandOptions
 from crowdnal.objectives._bases.history import Round
@@ -35,7 +35,6 @@ class FeatureEM(AggregateFirst):
     """
 
     needs_features = True
-    takes_unsure = True
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -53,16 +52,14 @@ class FeatureEM(AggregateFirst):
         features = None if self._predict is None else self._predict()[1]
         if features is None:
             raise RuntimeError(f"FeatureEM needs the features of all items: {CALL}")
-        votes = of_classes(annotations, self.num_classes).to(features.device)
         found = feature_em(
             features.float(),
-            votes,
-            confusion_prior=self.confusion_prior if self.crowd_prior is None else self.crowd_prior,
+            annotations.to(features.device),
+            confusion_prior=self._prior_of(annotations),
             gold=self.gold,
             folds=self.folds,
             rounds=self.rounds,
         )
-        if self.num_classes == self.num_labels:
-            self._hold(found.pseudo_counts)
+        self._hold(found.pseudo_counts)
         self.history = [Round(n + 1, 0, value) for n, value in enumerate(found.log_likelihood)]
-        return self._count_against(found.posterior, annotations)
+        return found.posterior

@@ -64,7 +64,7 @@ class MaxMIG(Objective):
         if not 0 < offset < math.inf:
             raise ValueError(f"offset={offset!r} must be above 0: it keeps the log of a count of 0 finite")
         if "votes" in (init, class_prior):
-            self.require_square("MaxMIG(init='votes') or class_prior='votes'")
+            self.require_a_label_per_class("MaxMIG(init='votes') or class_prior='votes'")
         self.init: Init = init
         self.offset = offset
         self.class_prior: ClassPrior = class_prior
@@ -80,9 +80,9 @@ class MaxMIG(Objective):
             return
         with torch.no_grad():
             if self.init == "votes":
-                self.annotators.weight.copy_(vote_log_confusion(annotations, self.offset))
+                self.annotators.weight.copy_(vote_log_confusion(annotations, self.offset, self.num_classes))
             if self.class_prior == "votes":
-                votes = annotations.votes().double().sum(0)
+                votes = annotations.votes()[:, : self.num_classes].double().sum(0)
                 self.prior_logits.copy_(((votes + 1) / (votes + 1).sum()).log())  # no class is impossible
 
     @override

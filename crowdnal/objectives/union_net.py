@@ -64,7 +64,7 @@ class UnionNet(Objective):
         check_choice(Variant, variant=variant)
         check_choice(Init, init=init)
         if init == "votes":
-            self.require_square("UnionNet(init='votes')")
+            self.require_a_label_per_class("UnionNet(init='votes')")
         self.variant: Variant = variant
         self.init: Init = init
         self.annotators = NormalizedConfusion(
@@ -76,7 +76,7 @@ class UnionNet(Objective):
         """Sets T from the votes, where asked for and annotations are given."""
         if self.init == "votes" and annotations is not None:
             with torch.no_grad():
-                self.annotators.weight.copy_(vote_log_confusion(annotations, _OFFSET))
+                self.annotators.weight.copy_(vote_log_confusion(annotations, _OFFSET, self.num_classes))
 
     @override
     def confusion(self) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,6 +124,11 @@ def plan(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None
 
 def _session(given: TrainConfig, resume: bool, reporter: Reporter) -> _Session:
     """Everything read, made and checked, up to what takes long or writes."""
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        raise InputError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: crowdnal train is one process; start it without torchrun, or use "
+            "DistributedDataParallel in a loop of your own (docs/loops.md)"
+        )
     config = given.resolved()
     kind = objective_class(config.objective)
     options = parse_options(kind, config.options)

@@ -399,6 +399,28 @@ def test_posterior_is_a_distribution_and_the_likelihood_one_of_labels(case: Case
     assert (posterior >= 0).all() and (likelihood <= 0).all()
 
 
+@each
+def test_an_answer_that_is_no_class(case: Case) -> None:
+    """A label behind the classes: [C, K] confusions, no vote; or an error that says how to do without it."""
+    a = Annotations(INDPTR, ANNOTATOR, [1, 0, C, 2, C, 0], num_annotators=R, num_classes=C + 1)
+    a.item_id = torch.arange(4)
+    variant = case.options.get("variant", "MW")
+    if "doctor-net" in case.name or (case.name == "crowd-layer" and variant != "MW"):
+        with pytest.raises(ValueError, match="of_classes"):
+            case.fresh(num_labels=C + 1)
+        return
+    objective = case.begun(a, num_labels=C + 1)
+    given = arguments(objective, a)
+    assert objective(*given).isfinite()
+    assert all(g.isfinite().all() for g in gradients(objective, given).values())
+    assert_close(objective.posterior(*given).sum(1), torch.ones(4, dtype=torch.float64))
+    assert (objective.log_likelihood(*given) <= 0).all()
+    if objective.models_annotators:
+        assert_close(objective.confusion().sum(-1), torch.ones(R, C, dtype=torch.float64))
+        assert objective.confusion().shape == (R, C, C + 1)
+        assert objective.reliability().shape == (R,)
+
+
 # torch.compile
 
 

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from support.compare import assert_close
 
-from crowdnal.data import Annotations
-from crowdnal.objectives import DLDS, DLEM, MBEM, MajorityVote, Objective, SoftBootstrap, SoftMajorityVote
+from crowdnal.data import Annotations, of_classes
+from crowdnal.objectives import (
+    CMM,
+    DLDS,
+    DLEM,
+    DLWC,
+    MBEM,
+    CoNALEM,
+    CrowdLayer,
+    DLAggregate,
+    DoctorNet,
+    MajorityVote,
+    MaxMIG,
+    Objective,
+    SoftBootstrap,
+    SoftMajorityVote,
+    UnionNet,
+)
 
 C, R, N = 3, 4, 60
 TRUTH = torch.arange(N) % C
@@ -53,5 +72,26 @@ def test_fewer_labels_than_classes_are_refused() -> None:
     for make in (MajorityVote, DLEM, MBEM):
         with pytest.raises(ValueError, match="num_labels=2 differs from num_classes=3"):
             make(C, R, num_labels=2)
-    with pytest.raises(ValueError, match="num_labels=4 differs from num_classes=3, which DLDS"):
-        DLDS(C, R, num_labels=C + 1)
+
+
+@pytest.mark.parametrize("make", [DLDS, DLWC, DLAggregate, UnionNet, MaxMIG, CoNALEM, partial(CMM, num_groups=1)])
+def test_who_starts_from_the_votes_starts_from_those_of_classes(make: Callable[..., Objective]) -> None:
+    """And shows that class 2 meets "unsure" most, which is left out where the labels are aggregated first."""
+    told, plain = make(C, R, num_labels=C + 1), make(C, R)
+    logits = 2.0 * torch.nn.functional.one_hot(TRUTH, C).float()
+    for objective, a in ((told, crowd(True)), (plain, crowd(False))):
+        objective.on_train_start(a, lambda: (logits, None))
+        objective.on_epoch_start(0)
+    unsure = told.confusion()[:, :, C].mean(0)
+    assert told.confusion().shape == (R, C, C + 1) and float(unsure[2]) > 1.5 * float(unsure[:2].max())
+    if make in (DLDS, DLWC, DLAggregate):
+        assert_close(told.targets, plain.targets)
+
+
+@pytest.mark.parametrize("make", [DoctorNet, partial(CrowdLayer, variant="VW")])
+def test_who_cannot_says_what_to_do(make: Callable[..., Objective]) -> None:
+    with pytest.raises(ValueError, match=r"num_labels=4 differs.*of_classes\(annotations.*--missing"):
+        make(C, R, num_labels=C + 1)
+    a = of_classes(crowd(True), C)
+    assert torch.equal(a.to_dense(), crowd(False).to_dense())
+    assert CrowdLayer(C, R, variant="VW")(torch.zeros(N, C), a).isfinite()

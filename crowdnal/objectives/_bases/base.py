@@ -291,9 +291,15 @@ class Objective(nn.Module):
     def require_square(self, what: str) -> None:
         """A ValueError where annotators choose from other labels than the true classes, which ``what`` cannot model."""
         if self.num_labels != self.num_classes:
+            fix = "annotators must choose from the true classes here"
+            if self.num_labels > self.num_classes:
+                fix = (
+                    "leave out num_labels and give it crowdnal.data.of_classes(annotations, num_classes), without the "
+                    "answers that are no class (crowdnal train: name them with --missing instead of --unsure)"
+                )
             raise ValueError(
                 f"num_labels={self.num_labels} differs from num_classes={self.num_classes}, which {what} "
-                "cannot model: annotators must choose from the true classes here"
+                f"cannot model: {fix}"
             )
 
     def require_a_label_per_class(self, what: str) -> None:

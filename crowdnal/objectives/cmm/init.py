@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from crowdnal.aggregation.clustering import confusion_points, fit_clusters, largest_first
 from crowdnal.data import Annotations
@@ -23,7 +24,7 @@ def initial_counts(cells: Annotations, votes: Tensor, groups: Tensor, num_groups
     """What the first M-step counts: an item's vote proportions for its class, K-means for the label's group.
 
     Args:
-        cells: of :func:`crowdnal.objectives.cmm.em.label_cells`, or the annotations; K = C.
+        cells: of :func:`crowdnal.objectives.cmm.em.label_cells`, or the annotations; K >= C.
         votes: ``[N, C]`` vote proportions.
         groups: ``[L]`` group of each cell (annotation).
         num_groups: M.
@@ -36,7 +37,7 @@ def initial_counts(cells: Annotations, votes: Tensor, groups: Tensor, num_groups
     rows = votes[cells.item] if weight is None else votes[cells.item] * weight.unsqueeze(1)
     key = groups * labels + cells.label
     counts = scatter_rows(rows, key, torch.argsort(key, stable=True), num_groups * labels)
-    counts = counts.view(num_groups, labels, labels)
+    counts = counts.view(num_groups, labels, votes.shape[1])
     nothing = torch.full((), torch.nan, dtype=votes.dtype, device=votes.device)
     return Expected(counts, counts.sum((1, 2)), segment_sum(rows, cells), nothing)
 
@@ -81,6 +82,6 @@ def cluster_annotators(annotations: Annotations, votes: Tensor, num_groups: int,
 
 
 def _features(cells: Annotations, votes: Tensor, rows: Tensor) -> np.ndarray:
-    """``[len(rows), C]``."""
-    features = _FAR * votes[cells.item[rows]]
+    """``[len(rows), K]``: a label behind the classes has no votes, and differs from all that have."""
+    features = _FAR * F.pad(votes[cells.item[rows]], (0, cells.num_classes - votes.shape[1]))
     return np.asarray(features.scatter_(1, cells.label[rows].unsqueeze(1), 0.0).cpu().numpy())

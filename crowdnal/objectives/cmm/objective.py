@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from crowdnal._utils.options import check_amount, check_choice, check_integer
 from crowdnal.aggregation import vote_proportions
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, of_classes
 from crowdnal.objectives._bases.base import Objective, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsOptions
@@ -80,7 +80,7 @@ class CMM(GroupedObjective):
             raise ValueError(f"seed={seed} must be less than 2**32, as scikit-learn's K-means takes it")
         check_amount(smoothing=smoothing, tolerance=tolerance)
         if training == "em":
-            self.require_square("CMM(training='em')")
+            self.require_a_label_per_class("CMM(training='em')")
             if gate == "features":
                 raise ValueError("gate='features' has no closed form: use training='gradient'")
         if grouped == "annotators" and (training == "gradient" or setting == "global"):
@@ -123,10 +123,11 @@ class CMM(GroupedObjective):
         return super()._due(epoch) and len(self.history) < self.max_rounds and not self.converged
 
     def _init_targets(self, annotations: Annotations) -> None:
-        if self.num_labels != self.num_classes:
+        if self.num_labels < self.num_classes:
             return
         a = annotations
-        votes, groups = vote_proportions(a, self.num_classes), self.mixture.weights().shape[0]
+        votes = vote_proportions(of_classes(a, self.num_classes), self.num_classes)
+        groups = self.mixture.weights().shape[0]
         if self.grouped == "annotators":
             mine = cluster_annotators(a, votes, groups, self.seed)[a.annotator]
         else:

@@ -45,13 +45,13 @@ class CoNALEM(RoundsObjective):
         omega: Omega = "annotator", smoothing: float = 0.1, **common: Unpack[RoundsOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
-        self.require_square("CoNALEM, which is initialised by the votes,")
+        self.require_a_label_per_class("CoNALEM, which is initialised by the votes,")
         check_choice(Omega, omega=omega)
         check_amount(smoothing=smoothing)
         self.per: Omega = omega
         self.smoothing = smoothing
         # [K, C] and [R, K, C], the observed label outermost; ω [R], and [nnz] of the training set
-        even = torch.full((num_annotators, num_classes, num_classes), 1 / num_classes)
+        even = torch.full((num_annotators, self.num_labels, num_classes), 1 / self.num_labels)
         self.register_buffer("common", even[0].clone())
         self.register_buffer("individual", even)
         self.register_buffer("omega", torch.full((num_annotators,), 0.5))
@@ -73,7 +73,7 @@ class CoNALEM(RoundsObjective):
 
     def _init_targets(self, annotations: Annotations) -> None:
         super()._init_targets(annotations)
-        em = CommonConfusionEM(annotations, None, self.per, self.smoothing, torch.float64)
+        em = CommonConfusionEM(annotations, None, self.per, self.smoothing, torch.float64, self.num_classes)
         em.maximise()
         self._keep(em)
 

@@ -224,7 +224,7 @@ def test_nothing_to_learn_from() -> None:
         ({"max_rounds": True}, "max_rounds=True"),
         ({"smoothing": -1.0}, "smoothing=-1.0"),
         ({"tolerance": float("nan")}, "tolerance=nan"),
-        ({"num_labels": 4}, "num_labels=4 differs from num_classes=3"),
+        ({"num_labels": 2}, "num_labels=2 differs from num_classes=3"),
         ({"grouped": "annotators", "training": "gradient"}, "use training='em' and setting='individual'"),
         ({"grouped": "annotators", "setting": "global"}, "use training='em' and setting='individual'"),
     ],

@@ -123,7 +123,7 @@ def test_the_command_line_trains_it(tmp_path):
     [
         ({"omega": "item"}, "omega='item'"),
         ({"smoothing": -1.0}, "smoothing=-1.0"),
-        ({"num_labels": C + 1}, "CoNALEM, which is initialised by the votes, cannot model"),
+        ({"num_labels": C - 1}, "CoNALEM, which is initialised by the votes, cannot model"),
         ({"epochs_per_round": 0}, "epochs_per_round=0"),
     ],
 )
