@@ -119,6 +119,8 @@ def read_long(table: Table, want: Long) -> Answers:
     names = {"task": want.task, "worker": want.worker, "label": next(iter(want.choices), None)}
     if share is not None or len(row) < len(task.codes):
         tasks, worker = tasks._replace(codes=tasks.codes[row]), worker._replace(codes=worker.codes[row])
+    else:
+        row = range(len(row))  # type: ignore[assignment]  # every row, in 80 bytes
     return Answers(
         tasks,
         worker,
