@@ -66,13 +66,19 @@ class Answers:
             for name, (column, wanted, what) in given.items()
         )
         weight = self.weight
-        if (item[1:] < item[:-1]).any():
-            # A stable argsort by a plain sort of distinct keys, which numpy vectorises.
-            order = np.sort(item * len(item) + np.arange(len(item))) % len(item)
-            item, annotator, label = item[order], annotator[order], label[order]
-            weight = None if weight is None else weight[order]
         indptr = np.zeros(len(item_ids) + 1, dtype=np.int64)
         np.cumsum(np.bincount(item, minlength=len(item_ids)), out=indptr[1:])
+        if (item[1:] < item[:-1]).any():
+            # A stable argsort by a plain sort of distinct keys, which numpy vectorises.
+            bits = len(item).bit_length()
+            order = item << bits
+            del item
+            order |= np.arange(len(order))
+            order.sort()
+            order &= (1 << bits) - 1
+            annotator = annotator[order]
+            label = label[order]
+            weight = None if weight is None else weight[order]
         return Fields(
             num_annotators=len(annotator_ids),
             num_classes=len(class_ids),

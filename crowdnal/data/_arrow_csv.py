@@ -64,7 +64,10 @@ def read_clean(
     columns = [table.column(c).slice(1 if headed else 0) for c in range(len(places))]
     del table
     with ThreadPoolExecutor(len(columns)) as pool:
-        return list(pool.map(read_column, columns))
+        found = list(pool.map(read_column, columns))
+    columns.clear()
+    arrow.default_memory_pool().release_unused()
+    return found
 
 
 class _Watched:

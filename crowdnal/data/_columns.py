@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from crowdnal.data._hashing import number_texts
+from crowdnal.data._hashing import first_rows, number_texts
 from crowdnal.data._vocabulary import Array, is_number, plain
 
 
@@ -34,8 +34,7 @@ class Column(NamedTuple):
         """Only the values that occur, in order of first appearance."""
         size = len(self.codes)
         if size and int(self.codes[0]) == 0 and int(self.codes.max()) + 1 == len(self.values):
-            seen = np.maximum.accumulate(self.codes)
-            if not (seen[1:] - seen[:-1] > 1).any():
+            if len(first_rows(self.codes)) == len(self.values):  # every step is of one
                 return self
         first = np.full(len(self.values) + 1, size, dtype=np.int64)
         first[self.codes[::-1]] = np.arange(size)[::-1]

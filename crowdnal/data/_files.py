@@ -104,6 +104,7 @@ def _read_arrow(path: Path, magic: bytes, needed: Sequence[Any]) -> Table:
         names = parquet.read_schema(path).names
         wanted = [name for name in needed if name in names]
         data = parquet.read_table(path, columns=wanted if len(wanted) == len(needed) else None)
+        require("pyarrow", extra="train").default_memory_pool().release_unused()  # of unpacking
     return Table({name: data.column(name) for name in data.column_names}, str(path), lambda n: f"{path}, row {n}")
 
 

@@ -47,6 +47,14 @@ def test_hashes_that_collide_are_noticed(monkeypatch) -> None:
     assert _hashing.number_texts([pa.array(["a", "b" * 65])]) is None
 
 
+def test_pieces_are_numbered_as_one(monkeypatch) -> None:
+    monkeypatch.setattr(_hashing, "_PIECE", 2)
+    values = ["", "a long text of several words", "b", "", "b", "b\0", "c", "a long text of several words"]
+    codes, first = _hashing.number_texts([pa.array(values[:3]), pa.array(values[3:])])
+    assert codes.tolist() == [0, 1, 2, 0, 2, 3, 4, 1] and first.tolist() == [0, 1, 2, 5, 6]
+    assert _hashing.first_rows(codes).tolist() == [0, 1, 2, 5, 6]
+
+
 CLEAN = "task,worker,label\na,w1,0\nb,w1,1\na,w2,0\n"
 
 
