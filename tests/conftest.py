@@ -6,12 +6,20 @@ import fcntl
 import os
 from collections import Counter
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from support.emulated import NAME, Emulated, build
 from support.native import not_of_the_kernels
 
 from crowdnal.ops import OPS
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for the whole of the tests, none for a part of them."""
+    return 2 if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
 
 
 @pytest.fixture(scope="session")
