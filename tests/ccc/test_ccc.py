@@ -219,11 +219,11 @@ def test_a_copy_and_a_move_start_without_the_run() -> None:
 
 
 def test_corrections_help_where_annotations_are_sparse() -> None:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(3)
     truth = torch.arange(1400) % 4
     x = torch.randn(1400, 6, generator=generator) + 3 * torch.eye(4, 6)[truth]
     kinds = torch.cat([simulation.symmetric_confusions(30, 4, 0.75), simulation.pair_flip_confusions(30, 4, 0.4)])
-    annotations = simulation.simulate(truth[:400], kinds, annotations_per_item=1, seed=1)
+    annotations = simulation.simulate(truth[:400], kinds, annotations_per_item=1, seed=3)
     accuracy, correlation = {}, {}
     for rate in (0.0, 0.5):
         models = []

@@ -197,7 +197,7 @@ class SoftmaxStep(OpFunction):
             ready, ctx.gradients = ctx.gradients, None
             if ready is None:
                 _, _, *ready = ops.softmax_link_step(*a)
-            if grad_loss.item() != 1:  # the kernels of this op are those of the CPU: nothing waits for a device
+            if grad_loss.numpy() != 1:  # on the CPU, where nothing waits for a device
                 ready = [gradient.mul_(grad_loss) for gradient in ready]
         dweight = None
         if need.weight and grad_loss is not None:

@@ -129,6 +129,31 @@ CROWDNAL_INLINE Vec<T> reduce_eight(Vec<T>* v) {
   return v[0];
 }
 
+// Lanes l of a where l & H is 0, else l ^ H of b; `high`: l ^ H of a, else l of b.
+template <class T, int H, bool high, int... I>
+CROWDNAL_INLINE Vec<T> quarters(const Vec<T>& a, const Vec<T>& b, std::integer_sequence<int, I...>) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b,
+                                 (((I & H) ? static_cast<int>(kLanes<T>) : 0) +
+                                  (high == ((I & H) != 0) ? I : I ^ H))...);
+#else
+  return Vec<T>{((I & H) ? b : a)[high == ((I & H) != 0) ? I : I ^ H]...};
+#endif
+}
+
+// kLanes vectors as rows of a matrix, transposed in place.
+template <class T, int H = static_cast<int>(kLanes<T>) / 2>
+CROWDNAL_INLINE void transpose_tile(Vec<T>* v) {
+  using Every = std::make_integer_sequence<int, static_cast<int>(kLanes<T>)>;
+  for (int j = 0; j < kLanes<T>; ++j) {
+    if (j & H) continue;
+    const Vec<T> low = quarters<T, H, false>(v[j], v[j + H], Every{});
+    v[j + H] = quarters<T, H, true>(v[j], v[j + H], Every{});
+    v[j] = low;
+  }
+  if constexpr (H > 1) transpose_tile<T, H / 2>(v);
+}
+
 CROWDNAL_INLINE int32_t to_int(float x) { return static_cast<int32_t>(x); }
 CROWDNAL_INLINE Bits<float> to_int(const Vec<float>& x) { return __builtin_convertvector(x, Bits<float>); }
 CROWDNAL_INLINE float to_float(int32_t x) { return static_cast<float>(x); }

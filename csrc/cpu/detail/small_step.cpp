@@ -9,7 +9,6 @@
 namespace crowdnal::cpu {
 namespace {
 
-constexpr int64_t kTogether = 4;    // rows whose sums are interleaved to hide FMA latency
 constexpr int64_t kRows = 8;        // rows of a matrix whose sums are in registers
 constexpr int64_t kTransposed = 4;  // annotations of one annotator from which on its matrix is worth transposing
 
@@ -40,30 +39,43 @@ struct Walk {
         transposed(out.each ? shape.cols * width : 0), sum(out.confusion ? shape.rows * N * L : 0) {}
 
   CROWDNAL_INLINE void mix(int64_t count) {
-    for (int64_t j = 0; j < count; j += kTogether) {
-      Vec<T> acc[kTogether][N];
-      for (int64_t b = 0; b < kTogether; ++b) {
-        for (int64_t i = 0; i < N; ++i) acc[b][i] = Vec<T>{};
-        if (in.shared && !in.mixing) row.read(in.shared, index.item[n[j + b]], index.num_items, acc[b]);
+    for (int64_t j = 0; j < count;) {
+      if (j + 8 <= L && w[j] == w[j + 7]) {  // in order: all eight are of one annotator
+        scores_of<8, true>(j);
+        j += 8;
+      } else {
+        scores_of<4, false>(j);
+        j += 4;
       }
-      for (int64_t c = 0; c < shape.rows; ++c) {
-        for (int64_t b = 0; b < kTogether; ++b) {
-          for (int64_t i = 0; i < N; ++i) acc[b][i] += z[j + b][c] * load(w[j + b] + c * shape.cols + i * L);
+    }
+  }
+
+  // The scores of G annotations, interleaved to hide FMA latency; `same`: under one matrix.
+  template <int G, bool same>
+  CROWDNAL_INLINE void scores_of(int64_t j) {
+    Vec<T> acc[G][N];
+    for (int b = 0; b < G; ++b) {
+      for (int64_t i = 0; i < N; ++i) acc[b][i] = Vec<T>{};
+      if (in.shared && !in.mixing) row.read(in.shared, index.item[n[j + b]], index.num_items, acc[b]);
+    }
+    for (int64_t c = 0; c < shape.rows; ++c) {
+      for (int64_t i = 0; i < N; ++i) {
+        const int64_t at = c * shape.cols + i * L;
+        const Vec<T> first = load(w[j] + at);
+        for (int b = 0; b < G; ++b) acc[b][i] += z[j + b][c] * (same || b == 0 ? first : load(w[j + b] + at));
+      }
+    }
+    for (int b = 0; b < G; ++b) {
+      if (in.mixing) {
+        Vec<T> d[N];
+        row.read(in.shared, index.item[n[j + b]], index.num_items, d);
+        for (int64_t i = 0; i < N; ++i) {
+          d[i] = i == N - 1 ? only<T>(d[i] - acc[b][i], row.last) : d[i] - acc[b][i];
+          acc[b][i] += in.mixing[n[j + b]] * d[i];
+          store(gap + ((j + b) * N + i) * L, d[i]);
         }
       }
-      for (int64_t b = 0; b < kTogether; ++b) {
-        T* to = h + (j + b) * N * L;
-        if (in.mixing) {
-          Vec<T> d[N];
-          row.read(in.shared, index.item[n[j + b]], index.num_items, d);
-          for (int64_t i = 0; i < N; ++i) {
-            d[i] = i == N - 1 ? only<T>(d[i] - acc[b][i], row.last) : d[i] - acc[b][i];
-            acc[b][i] += in.mixing[n[j + b]] * d[i];
-            store(gap + ((j + b) * N + i) * L, d[i]);
-          }
-        }
-        for (int64_t i = 0; i < N; ++i) store(to + i * L, acc[b][i]);
-      }
+      for (int64_t i = 0; i < N; ++i) store(h + ((j + b) * N + i) * L, acc[b][i]);
     }
   }
 
@@ -99,25 +111,37 @@ struct Walk {
   }
 
   CROWDNAL_INLINE void transpose(const T* matrix) {
-    for (int64_t c = 0; c < shape.rows; ++c) {
-      for (int64_t k = 0; k < shape.cols; ++k) transposed[k * width + c] = matrix[c * shape.cols + k];
+    for (int64_t c = 0; c < shape.rows; c += L) {
+      for (int64_t k = 0; k < shape.cols; k += L) {
+        Vec<T> tile[L];
+        for (int64_t l = 0; l < L; ++l) {
+          tile[l] = c + l < shape.rows ? load(matrix + (c + l) * shape.cols + k) : Vec<T>{};
+        }
+        transpose_tile<T>(tile);
+        for (int64_t l = 0; l < std::min(L, shape.cols - k); ++l)
+          store(transposed.data() + (k + l) * width + c, tile[l]);
+      }
     }
   }
 
   // W_r g for the annotations first..last-1 of this block, of one annotator whose matrix is transposed.
   CROWDNAL_INLINE void products(int64_t first, int64_t last) {
     for (int64_t d = 0; d < width; d += L) {
-      for (int64_t j = first; j < last; j += kTogether) {
-        Vec<T> acc[kTogether] = {};
-        const T* g[kTogether];
-        for (int64_t b = 0; b < kTogether; ++b) g[b] = h + std::min(j + b, last - 1) * N * L;
-        for (int64_t k = 0; k < shape.cols; ++k) {
-          const Vec<T> w = load(transposed.data() + k * width + d);
-          for (int64_t b = 0; b < kTogether; ++b) acc[b] += g[b][k] * w;
-        }
-        for (int64_t b = 0; b < std::min(kTogether, last - j); ++b) store(out.each + n[j + b] * width + d, acc[b]);
-      }
+      int64_t j = first;
+      for (; last - j > 4; j += 8) products_of<8>(j, last, d);
+      if (j < last) products_of<4>(j, last, d);
     }
+  }
+  template <int G>
+  CROWDNAL_INLINE void products_of(int64_t j, int64_t last, int64_t d) {
+    Vec<T> acc[G] = {};
+    const T* g[G];
+    for (int b = 0; b < G; ++b) g[b] = h + std::min(j + b, last - 1) * N * L;
+    for (int64_t k = 0; k < shape.cols; ++k) {
+      const Vec<T> w = load(transposed.data() + k * width + d);
+      for (int b = 0; b < G; ++b) acc[b] += g[b][k] * w;
+    }
+    for (int b = 0; b < G && j + b < last; ++b) store(out.each + n[j + b] * width + d, acc[b]);
   }
 
   // The same where the annotator has few.
