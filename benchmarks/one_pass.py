@@ -3,7 +3,7 @@
     python benchmarks/one_pass.py [--quick] [--cells labelme,medical] [--threads 2] [--json F]
 
 Per cell, in one process, interleaved, medians in microseconds: the native calls alone (`native`: one against two), and
-the whole step of a user (`step`: loss and backward through autograd). Ratio: one pass as a share of the two ops.
+a step (`step`: the loss and its backward through autograd). Ratio: one pass as a share of the two ops.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from _formulations import GRID, Cell, Problem
 from _machine import OtherProcesses, describe, timed
 from _softmax import leaves
 
-from crowdnal.functional import crowd_cross_entropy
 from crowdnal.ops import softmax_link as ops
 
 SECONDS = 2.0  # of a cell
@@ -54,16 +53,16 @@ def measure(cell: Cell, seconds: float) -> dict[str, Any]:
     scores, confusion = (leaf.detach().requires_grad_() for leaf in p.leaves)
     index = (a.indptr, a.item, a.annotator, a.order)
     inputs = (scores.detach(), confusion.detach(), None, None, None, *index, a.label)
-    one = torch.ones(())
+    one, needs = torch.ones(()), (True, True, False, False)
 
     def native_two() -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             _, _, probs = ops.softmax_link.overload(*inputs, True)
-            return ops.softmax_link_backward.overload(one, None, *inputs, probs, True, True, True, False, False)
+            return ops.softmax_link_backward.overload(one, None, *inputs, probs, True, *needs)
 
     def native_one() -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return ops.softmax_link_step.overload(*inputs, True, True, True, False, False)[2:]
+            return ops.softmax_link_step.overload(*inputs, True, *needs)[2:]
 
     def stepped(loss: Callable[[], torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         def step() -> list[torch.Tensor]:
@@ -77,7 +76,7 @@ def measure(cell: Cell, seconds: float) -> dict[str, Any]:
         "native_two": native_two,
         "native_one": native_one,
         "step_two": stepped(lambda: ops.softmax_link(scores, confusion, *inputs[2:], True)[0]),
-        "step_one": stepped(lambda: crowd_cross_entropy(scores, confusion, a)),
+        "step_one": stepped(lambda: ops.softmax_link_step(scores, confusion, *inputs[2:], True, *needs)[0]),
     }
     expected = [gradient.clone() for gradient in native_two()[:2]]
     for name, way in ways.items():
