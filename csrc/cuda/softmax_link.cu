@@ -41,12 +41,12 @@ Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, Optional
   return {loss, nll, probs};
 }
 
-Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
-                                  const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
-                                  OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                  const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
-                                  bool need_shared, bool need_mixing) {
+// `upstream`: the gradient for the loss where there is no grad_loss.
+Tensors4 gradients(double upstream, OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
+                   const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
+                   const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
+                   const Tensor& label, const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
+                   bool need_shared, bool need_mixing) {
   STD_TORCH_CHECK(shared || !need_mixing, "crowdnal: mixing needs shared");
   Op op(confusion);
   const Shape shape = shape_of(confusion);
@@ -59,14 +59,15 @@ Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_
   dispatch_stored(confusion, [&](auto zero) {
     using E = decltype(zero);
     using T = Accumulate<E>;
+    const T count = static_cast<T>(mean ? std::max<int64_t>(1, index.nnz) : 1);
     const GradRows<T> grad{op.values<T>(probs, "probs", {index.nnz, shape.cols}),
                            shape.cols,
                            labels,
                            op.values<T>(weight, "weight", {index.nnz}),
                            op.values<T>(grad_nll, "grad_nll", {index.nnz}),
                            op.values<T>(grad_loss, "grad_loss", {}),
-                           static_cast<T>(mean ? std::max<int64_t>(1, index.nnz) : 1),
-                           T(0)};
+                           count,
+                           static_cast<T>(upstream) / count};
     const auto input = input_of<T, E>(op, scores, confusion, shared, mixing, labels, index, shape);
     softmax_link_backward(op, grad, input, index, shape,
                           SoftmaxLinkGrads<T>{output_if<T>(need_scores, dscores),
@@ -76,6 +77,16 @@ Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_
   return {dscores, dconfusion, dshared, dmixing};
 }
 
+Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
+                                  const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
+                                  OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
+                                  const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
+                                  bool need_shared, bool need_mixing) {
+  return gradients(0, grad_loss, grad_nll, scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
+                   label, probs, mean, need_scores, need_confusion, need_shared, need_mixing);
+}
+
 // Not yet one pass: the two ops one after the other.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
@@ -83,12 +94,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
   auto [loss, nll, probs] = softmax_link_op(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
                                             label, mean);
-  Tensor one = Op(confusion).empty({});
-  torch::stable::fill_(one, 1.0);
-  auto [dscores, dconfusion, dshared, dmixing] = softmax_link_backward_op(one, std::nullopt, scores, confusion, shared,
-                                                                          mixing, weight, indptr, item, annotator,
-                                                                          order, label, probs, mean, need_scores,
-                                                                          need_confusion, need_shared, need_mixing);
+  auto [dscores, dconfusion, dshared, dmixing] = gradients(1, std::nullopt, std::nullopt, scores, confusion, shared,
+                                                           mixing, weight, indptr, item, annotator, order, label, probs,
+                                                           mean, need_scores, need_confusion, need_shared, need_mixing);
   return {loss, nll, dscores, dconfusion, dshared, dmixing};
 }
 

@@ -318,4 +318,4 @@ def test_an_answer_that_is_no_class_is_learnt_and_never_predicted(root, tmp_path
     assert {row["label"] for row in rows} <= set(CLASSES)
     assert {row["majority_vote"] for row in rows} <= {*CLASSES, ""}
     with pytest.raises(InputError, match="num_labels"):
-        go(frozen(root, tmp_path / "other", annotations=path, unsure=("no idea",), objective="union-net"))
+        go(frozen(root, tmp_path / "other", annotations=path, unsure=("no idea",), objective="doctor-net"))
