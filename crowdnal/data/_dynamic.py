@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def mark_dynamic(value: Any) -> None:
-    """``torch._dynamo.maybemark_dynamic(value, 0)`` of a tensor, without the second that its import takes.
+    """``torch._dynamo.maybe_mark_dynamic(value, 0)`` of a tensor, without the second that its import takes.
 
     Batches differ in nnz; unmarked, torch.compile would learn that by compiling twice.
     """

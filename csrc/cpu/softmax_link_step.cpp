@@ -3,6 +3,7 @@
 #include "cpu/detail/runs.h"
 #include "cpu/detail/small_step.h"
 #include "cpu/mix.h"
+#include "cpu/softmax_link.h"
 
 namespace crowdnal::cpu {
 namespace {
@@ -15,12 +16,11 @@ struct LargeStep {
   const Index& index;
   const Shape& shape;
   const StepOut<T>& out;  // rows not padded
-  std::vector<T> own, partial;
-  std::vector<T> h;
+  std::vector<T> apart, partial, h;
 
   LargeStep(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, const Shape& shape,
             const StepOut<T>& out)
-      : in(in), scale(scale), index(index), shape(shape), out(out), own(in.mixing ? kGroup * shape.cols : 0),
+      : in(in), scale(scale), index(index), shape(shape), out(out), apart(in.mixing ? kGroup * shape.cols : 0),
         h(kGroup * shape.cols) {}
 
   // Annotations order[first..last-1], all of one annotator; total: its gradient, or null.
@@ -42,7 +42,7 @@ struct LargeStep {
         }
       }
       mix_group(z, matrix, to, count, shape.rows, shape.cols);
-      for (int64_t j = 0; j < count; ++j) residual(index.order[begin + j], to[j], own.data() + j * shape.cols);
+      for (int64_t j = 0; j < count; ++j) residual(index.order[begin + j], to[j], apart.data() + j * shape.cols);
       if (out.each) matrix_group(matrix, g, each, count, shape.rows, shape.cols);
       if (!total) continue;
       if (block > 0) partial.resize(shape.matrix());
@@ -98,19 +98,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
     const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
     bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
-  const Tensor stored = check_confusion(confusion);
-  const Shape shape = shape_of(stored);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, true);
-  const Index& view = index.view;
-  const Tensor w = widened(stored, view.annotator, view.nnz);
-  const Tensor labels = check_labels(label, view.nnz, shape.cols);
-  const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
-  if (shared) shared = check_values(*shared, "shared", w, {view.num_items, shape.cols});
-  if (mixing) mixing = check_values(*mixing, "mixing", w, {view.nnz});
-  STD_TORCH_CHECK(shared || !mixing, "crowdnal: mixing needs shared");
+  const SoftmaxArguments a = check_softmax(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
+                                           label, true);
+  const Shape& shape = a.shape;
+  const Index& view = a.index.view;
+  const Tensor& w = a.matrices;
   STD_TORCH_CHECK(shared || !need_shared, "crowdnal: need_shared needs shared");
   STD_TORCH_CHECK(mixing || !need_mixing, "crowdnal: need_mixing needs mixing");
-  if (weight) weight = check_values(*weight, "weight", w, {view.nnz});
   Tensor loss = empty(w, {}), nll = empty(w, {view.nnz});
   Tensor dscores = empty(w, {need_scores ? view.num_items : 0, shape.rows});
   Tensor dconfusion = empty(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
@@ -122,12 +116,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     Tensor each = empty(w, {need_scores ? view.nnz : 0, small ? padded<T>(shape.rows) : shape.rows});
     Tensor share = empty(w, {need_shared ? view.nnz : 0, small ? padded<T>(shape.cols) : shape.cols});
     const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
-    const MixInput<T> in{pointer<T>(z), pointer<T>(w), pointer<T>(shared), pointer<T>(mixing),
-                         pointer<int64_t>(labels)};
     const StepOut<T> out{output<T>(nll), need_scores ? output<T>(each) : nullptr,
                          need_shared ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
                          need_confusion ? output<T>(dconfusion) : nullptr};
-    step<T>(in, {pointer<T>(weight), T(1) / count}, view, index.runs, shape, out);
+    step<T>(a.input<T>(), {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out);
     const auto sum = [&](const Tensor& rows, int64_t cols, T* to) {
       if (!small) return sum_items<T>({pointer<T>(rows)}, view, cols, to);
       parallel_for(0, view.num_items, tasks_per_thread(cols * 4),
@@ -135,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     };
     if (need_scores) sum(each, shape.rows, output<T>(dscores));
     if (need_shared) sum(share, shape.cols, output<T>(dshared));
-    const T total = weighted_sum(pointer<T>(nll), pointer<T>(weight), view.nnz);
+    const T total = weighted_sum(pointer<T>(nll), pointer<T>(a.weight), view.nnz);
     *output<T>(loss) = mean ? total / count : total;
   });
   return {loss, nll, dscores, dconfusion, dshared, dmixing};

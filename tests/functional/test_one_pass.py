@@ -7,6 +7,7 @@ import torch
 from support.compare import assert_close
 from support.problems import Problem, make_problem
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from crowdnal import functional as F
 from crowdnal.functional._autograd.softmax_link import SoftmaxLink
@@ -63,6 +64,22 @@ def test_a_second_pass_over_the_graph_has_the_same_bits(sizes: tuple[int, ...]) 
     twice = torch.autograd.grad(2 * loss, list(leaves.values()))
     for before, after in zip(kept, twice, strict=True):
         assert torch.equal(2 * before, after)
+
+
+def test_batched_and_traced_passes_are_those_of_single_ones() -> None:
+    p = make_problem(40, 6, 5, 5, 3, seed=2)
+    leaves = leaves_of(p)
+    one = torch.autograd.grad(loss_of(p, leaves), list(leaves.values()))
+    factors = torch.tensor([1.0, -2.0], dtype=p.scores.dtype)
+    both = torch.autograd.grad(loss_of(p, leaves), list(leaves.values()), factors, is_grads_batched=True)
+
+    def traced(*values: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(3 * loss_of(p, dict(zip(leaves, values, strict=True))), values)
+
+    thrice = make_fx(traced)(*leaves.values())(*leaves.values())
+    for single, batch, again in zip(one, both, thrice, strict=True):
+        assert_close(batch, torch.stack([single, -2 * single]))
+        assert_close(again, 3 * single)
 
 
 def test_only_what_is_needed_is_computed() -> None:

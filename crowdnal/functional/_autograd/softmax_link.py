@@ -166,8 +166,8 @@ class SoftmaxStep(OpFunction):
     """(loss [], nll [nnz], gradients for an upstream of 1); see `crowdnal.reference.softmax_link_step`.
 
     The gradients are handed to the first backward pass; a second one over the graph runs the op again, with the same
-    bits. A pass that is differentiated itself, or comes from nll, takes the two ops of `SoftmaxLink`: its bits may
-    differ, because these sum the gradient of the scores in another order.
+    bits. A pass that is differentiated or batched (`is_grads_batched`), or comes from nll, takes the two ops of
+    `SoftmaxLink`: its bits may differ, because these sum the gradient of the scores in another order.
     """
 
     op = ops.softmax_link_step
@@ -188,7 +188,7 @@ class SoftmaxStep(OpFunction):
         if grad_loss is None and grad_nll is None:
             return ops.softmax_link_step.gradients()
         needed = tuple(_Inputs.among(need))
-        if grad_loss is None or grad_nll is not None or torch.is_grad_enabled():
+        if grad_loss is None or grad_nll is not None or not _is_last(grad_loss):
             inputs = a[: ops.softmax_link.num_tensors]
             with torch.no_grad():
                 _, _, probs = ops.softmax_link(*inputs, a.mean)
@@ -197,7 +197,7 @@ class SoftmaxStep(OpFunction):
             ready, ctx.gradients = ctx.gradients, None
             if ready is None:
                 _, _, *ready = ops.softmax_link_step(*a)
-            if grad_loss.numpy() != 1:  # on the CPU, where nothing waits for a device
+            if type(grad_loss) is not Tensor or grad_loss.numpy() != 1:  # on the CPU: nothing waits for a device
                 ready = [gradient.mul_(grad_loss) for gradient in ready]
         dweight = None
         if need.weight and grad_loss is not None:
@@ -237,6 +237,13 @@ def softmax_loss(
 def _records_only() -> bool:
     """Whether gradients are recorded, and nothing else is done to what is computed."""
     return torch.is_grad_enabled() and forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
+def _is_last(upstream: Tensor) -> bool:
+    """Whether nothing is done to the results of a backward pass, and it is no batch of several."""
+    func = torch._C._functorch
+    others = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    return not others and not func.is_legacy_batchedtensor(upstream)
 
 
 def _curvature(u: Tensor, probs: Tensor, h_t: Tensor) -> Tensor:
