@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from crowdnal._utils.extras import require
-from crowdnal.data._columns import Column, read_column
+from crowdnal.data._columns import Column
+from crowdnal.data._numbering import number_texts
 from crowdnal.data._text import Dialect, Text, open_bytes
 
-_BLOCK = 1 << 19  # bytes
+_BLOCK = 1 << 20  # bytes
 
 
 def read_clean(
@@ -61,13 +62,10 @@ def read_clean(
     lines = file.lines + (file.last != b"\n")
     if dialect.quoted and file.quotes and (file.unclear or lines > table.num_rows):
         return None
-    columns = [table.column(c).slice(1 if headed else 0) for c in range(len(places))]
-    del table
-    with ThreadPoolExecutor(len(columns)) as pool:
-        found = list(pool.map(read_column, columns))
-    columns.clear()
-    arrow.default_memory_pool().release_unused()
-    return found
+    columns = [table.column(c).slice(1 if headed else 0).chunks for c in range(len(places))]
+    del table  # number_texts lets go of the texts as it is done with them
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(lambda chunks: Column(*number_texts(chunks)), columns))
 
 
 class _Watched:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from crowdnal.data._hashing import first_rows, number_texts
+from crowdnal.data._numbering import first_rows, number_texts, texts_of
 from crowdnal.data._vocabulary import Array, is_number, plain
 
 
@@ -118,14 +118,13 @@ def _factorize_arrow(raw: Any) -> Column:
     import pyarrow as pa
 
     if len(raw) and not raw.null_count and (pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type)):
-        return _factorize_texts(raw.chunks if isinstance(raw, pa.ChunkedArray) else [raw])
+        return Column(*number_texts(raw.chunks if isinstance(raw, pa.ChunkedArray) else [raw]))
     if isinstance(raw, pa.ChunkedArray):
         raw = raw.combine_chunks()
         if isinstance(raw, pa.ChunkedArray):  # too long for one array
             raw = pa.concat_arrays(raw.cast(pa.large_string() if pa.types.is_string(raw.type) else raw.type).chunks)
     if pa.types.is_dictionary(raw.type):
-        codes = raw.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return Column(codes.astype(np.int64), _values(raw.dictionary), declared=bool(raw.type.ordered))
+        return Column(_codes(raw), _values(raw.dictionary), declared=bool(raw.type.ordered))
     if raw.null_count == 0 and (pa.types.is_integer(raw.type) or pa.types.is_floating(raw.type)):
         return _factorize_numbers(raw.to_numpy())
     if pa.types.is_nested(raw.type):
@@ -133,62 +132,22 @@ def _factorize_arrow(raw: Any) -> Column:
     return _encoded(raw)
 
 
-_SAMPLE = 65_536  # rows by which it is decided how a long column is numbered
-
-
-def _factorize_texts(chunks: list[Any]) -> Column:
-    """Text in pieces, none missing. Runs of one text (files are often sorted by task) are looked up once."""
-    import pyarrow as pa
-
-    chunks = [chunk for chunk in chunks if len(chunk)]
-    starts = np.cumsum([0, *map(len, chunks)])
-    runs = len(_run_starts(chunks[0][:_SAMPLE])) < min(len(chunks[0]), _SAMPLE) / 2
-    found = None if runs or not _differ(chunks) else number_texts(chunks)
-    if found is not None:
-        codes, first = found
-        at = np.searchsorted(first, starts)
-        pieces = [chunk.take(pa.array(first[at[c] : at[c + 1]] - starts[c])) for c, chunk in enumerate(chunks)]
-        return Column(codes, [value for piece in pieces for value in _values(piece)])
-    heads = [_run_starts(chunk) for chunk in chunks] if runs else []
-    short = [chunk.take(pa.array(head)) for chunk, head in zip(chunks, heads, strict=True)] if runs else chunks
-    encoded = pa.chunked_array(short).dictionary_encode()
-    codes = np.concatenate(
-        [piece.indices.to_numpy(zero_copy_only=False) for piece in encoded.chunks], dtype=np.int64, casting="safe"
-    )
-    if runs:
-        sizes = [np.diff(np.append(head, len(chunk))) for chunk, head in zip(chunks, heads, strict=True)]
-        codes = np.repeat(codes, np.concatenate(sizes))
-    return Column(codes, _values(encoded.chunk(encoded.num_chunks - 1).dictionary))
-
-
-def _run_starts(chunk: Any) -> Array:
-    """The rows of a piece of text that differ from the row before."""
-    import pyarrow.compute as compute
-
-    differ = compute.not_equal(chunk[1:], chunk[:-1]).to_numpy(zero_copy_only=False)
-    return np.flatnonzero(np.append(True, differ))
-
-
-def _differ(chunks: list[Any]) -> bool:
-    """Whether most texts of a long column are rare, so that looking one up misses every cache."""
-    if sum(map(len, chunks)) < 100_000:
-        return False
-    import pyarrow as pa
-
-    some = pa.chunked_array(chunks).slice(0, _SAMPLE)
-    return len(some.unique()) > len(some) / 4
-
-
 def _encoded(raw: Any) -> Column:
     encoded = raw.dictionary_encode()
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return Column(codes.astype(np.int64), _values(encoded.dictionary))
+    return Column(_codes(encoded), _values(encoded.dictionary))
+
+
+def _codes(encoded: Any) -> Array:
+    """Those of a dictionary array, -1 where there is none."""
+    indices = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
+    codes: Array = indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
 
 
 def _values(dictionary: Any) -> list[Any]:
-    """Python values of an Arrow array; texts by a shorter way."""
+    """Python values of an Arrow array."""
     if str(dictionary.type) in ("string", "large_string"):
-        return dictionary.to_numpy(zero_copy_only=False).tolist()
+        return texts_of(dictionary)
     return dictionary.to_pylist()
 
 

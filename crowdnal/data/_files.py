@@ -54,7 +54,7 @@ def read_file(
     with path.open("rb") as file:
         magic = file.read(6)
     if magic[:4] == b"PAR1" or magic == b"ARROW1":
-        return _of_table(_read_arrow(path, magic, needed), how, needed)
+        return _of_table(_read_arrow(path, magic, needed, how.progress), how, needed)
     if magic == b"\x93NUMPY":
         return as_matrix(np.load(path, allow_pickle=False))
     if magic[:4] == b"PK\x03\x04":
@@ -95,17 +95,33 @@ def describe_file(path: Path, how: Reading, needed: Sequence[Any]) -> dict[str, 
 # Parquet, Arrow
 
 
-def _read_arrow(path: Path, magic: bytes, needed: Sequence[Any]) -> Table:
+def _read_arrow(path: Path, magic: bytes, needed: Sequence[Any], progress: Progress | None) -> Table:
     if magic == b"ARROW1":
         data = require("pyarrow.feather", extra="train").read_table(path)
-        names = data.column_names
     else:
-        parquet = require("pyarrow.parquet", extra="train")
-        names = parquet.read_schema(path).names
-        wanted = [name for name in needed if name in names]
-        data = parquet.read_table(path, columns=wanted if len(wanted) == len(needed) else None)
-        require("pyarrow", extra="train").default_memory_pool().release_unused()  # of unpacking
+        data = _read_parquet(path, needed, progress)
     return Table({name: data.column(name) for name in data.column_names}, str(path), lambda n: f"{path}, row {n}")
+
+
+def _read_parquet(path: Path, needed: Sequence[Any], progress: Progress | None) -> Any:
+    """The needed columns (all, where one is not there), row group by row group.
+
+    Text comes by its distinct values, as it is mostly kept, but for tasks, which are too many for that.
+    """
+    arrow, parquet = require("pyarrow", extra="train"), require("pyarrow.parquet", extra="train")
+    schema = parquet.read_schema(path)
+    wanted = [name for name in needed if name in schema.names]
+    columns = wanted if len(wanted) == len(needed) else schema.names
+    kinds = (arrow.string(), arrow.large_string())
+    texts = [name for name in needed[1:] if name in columns and schema.field(name).type in kinds]
+    file, size, parts = parquet.ParquetFile(path, read_dictionary=texts), path.stat().st_size, []
+    groups = file.num_row_groups
+    for group in range(groups):
+        parts.append(file.read_row_group(group, columns))
+        if progress is not None:
+            progress(size * (group + 1) // groups)
+    arrow.default_memory_pool().release_unused()  # of unpacking
+    return arrow.concat_tables(parts) if parts else file.read(columns)
 
 
 def _of_table(table: Table, how: Reading, needed: Sequence[Any]) -> Table | Matrix:

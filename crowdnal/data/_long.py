@@ -91,7 +91,7 @@ def read_long(table: Table, want: Long) -> Answers:
                 rows = raw.to_pylist() if hasattr(raw, "to_pylist") else raw
                 raw = [_as_set(value, partial(place, n)) for n, value in enumerate(rows)]
             column = raw if isinstance(raw, Column) else read_column(raw, f"column {name!r}", place)
-            reading.columns[name] = as_ids(column) if table.written else column
+            reading.columns[name] = as_ids(column) if table.written and column is not raw else column
             if table.written and isinstance(table.columns, dict):
                 table.columns[name] = reading.columns[name]  # what was read from the file is needed no more
         del raw

@@ -228,7 +228,7 @@ class Annotations:
             columns: names of all columns, for a file without a header.
             separator: between cells. Default: that under which the first line has the names, or the most regular.
             encoding: of text. Default: by its mark, else UTF-8.
-            progress: called with the number of characters read so far.
+            progress: called with the number of characters (of Parquet: bytes) read so far.
             task: this and all that follow as for :meth:`from_long`; for a matrix ``items``, ``annotators``,
                 ``classes``, ``unsure`` and ``missing`` as for :meth:`from_dense`.
             worker: see there.

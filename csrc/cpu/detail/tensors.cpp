@@ -145,18 +145,18 @@ Tensor widened(const Tensor& matrices, const int64_t* owner, int64_t count) {
   return out;
 }
 
-Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
+namespace {
+
+Tensor fresh(int32_t dtype, int64_t size_of_one, std::initializer_list<int64_t> sizes) {
   constexpr int64_t kHugePage = 1 << 21;
   int64_t strides[4], count = 1, d = static_cast<int64_t>(sizes.size());
   for (auto size = sizes.end(); size != sizes.begin();) {
     strides[--d] = count;
     count *= std::max<int64_t>(1, *--size);
   }
-  int32_t dtype;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   Tensor out = allocate(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype);
 #if defined(__linux__)
-  const int64_t bytes = count * (like.scalar_type() == ScalarType::Double ? 8 : 4);
+  const int64_t bytes = count * size_of_one;
   if (bytes >= 4 * kHugePage) {  // fresh memory of this size is ruled by page faults; a refusal changes nothing
     const auto begin = (reinterpret_cast<uintptr_t>(out.mutable_data_ptr()) + kHugePage - 1) / kHugePage * kHugePage;
     madvise(reinterpret_cast<void*>(begin), (bytes - kHugePage) / kHugePage * kHugePage, MADV_HUGEPAGE);
@@ -164,5 +164,15 @@ Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
 #endif
   return out;
 }
+
+}  // namespace
+
+Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
+  int32_t dtype;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  return fresh(dtype, like.scalar_type() == ScalarType::Double ? 8 : 4, sizes);
+}
+
+Tensor empty_long(std::initializer_list<int64_t> sizes) { return fresh(aoti_torch_dtype_int64(), 8, sizes); }
 
 }  // namespace crowdnal::cpu
