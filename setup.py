@@ -5,107 +5,106 @@ One for the CPU, and one for CUDA where torch is a CUDA build and its compiler i
 
 from __future__ import annotations
 
+import json
 import os
-import re
-import shlex
-import shutil
-import subprocess
+import sys
+import sysconfig
 import tempfile
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
+
+sys.path.insert(0, os.path.abspath("_build"))  # only a build backend has it there
+import compiler  # noqa: E402
+import toolkit  # noqa: E402
 
 TORCH_TARGET = "0x020a000000000000"  # the stable ABI of torch 2.10: one binary for it and all later ones
-BYTES_PER_JOB = 2 << 30
-# Nothing reads errno or floating point exceptions: without them selections need no branches. Results are the same.
-# Vectors wider than the processor's are passed between inlined functions only: no ABI to warn of.
-VECTORIZE = ["-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"]
+# Free-threaded Python has no stable ABI; that of the libraries, which call nothing of Python, is the same.
+LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+missing: dict[str, str] = json.loads(
+    os.environ.get("_CROWDNAL_FAILURES") or "{}"
+)  # why, of the backend's last attempts
 
 
-def cap_jobs() -> None:
-    """Keep a parallel compilation within the memory of the machine."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    jobs = min(os.cpu_count() or 1, memory // BYTES_PER_JOB)
-    os.environ.setdefault("MAX_JOBS", str(max(1, jobs)))
+class BuildPackage(build_py):
+    """Leaves in a wheel why it lacks a library, for the warning at import."""
+
+    def run(self) -> None:
+        super().run()
+        if missing and not self.editable_mode:
+            Path(self.build_lib, "crowdnal/ops/not_built.json").write_text(json.dumps(missing), encoding="utf-8")
 
 
-def check_compiler() -> None:
-    """Say plainly what would otherwise be a failure somewhere inside ninja."""
-    compiler = os.environ.get("CXX") or "c++"
-    if shutil.which(shlex.split(compiler)[0]) is None:
-        raise RuntimeError(f"there is no C++ compiler: {compiler!r} is not found (CXX names another one)")
-
-
-def cuda_homes() -> list[Path]:
-    """Where the CUDA toolkit may be: as the environment says, where it usually is, where nvcc really lies."""
-    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if named:
-        return [Path(named)]
-    nvcc = shutil.which("nvcc")  # perhaps a link or a wrapper
-    return [Path("/usr/local/cuda"), *([Path(nvcc).resolve().parents[1]] if nvcc else [])]
-
-
-def find_cuda() -> tuple[Path, tuple[int, int]] | None:
-    """The toolkit and its version, if it can compile for the installed torch."""
+def find_cuda() -> toolkit.Toolkit | None:
+    """The toolkit, if it can compile for the installed torch."""
     import torch
 
     if torch.version.cuda is None or os.environ.get("CROWDNAL_NO_CUDA") == "1":
         return None
-    home = next((home for home in cuda_homes() if (home / "bin/nvcc").exists() and (home / "include").is_dir()), None)
-    if home is None:
-        print("crowdnal: no CUDA toolkit was found: CUDA tensors will be served by the reference", flush=True)
+    try:
+        return toolkit.find(torch.version.cuda)
+    except LookupError as error:
+        missing["cuda"] = str(error)
+        print(f"crowdnal: CUDA tensors will be served by the reference: {error}", flush=True)
         return None
-    said = subprocess.run([home / "bin/nvcc", "--version"], capture_output=True, text=True).stdout
-    version = re.search(r"release (\d+)\.(\d+)", said)
-    if version is None or version[1] != torch.version.cuda.partition(".")[0]:
-        found = version[0] if version else "of an unknown version"
-        print(f"crowdnal: nvcc ({home}) is {found}, torch was built with CUDA {torch.version.cuda}", flush=True)
-        return None
-    return home, (int(version[1]), int(version[2]))
 
 
 def native() -> dict[str, Any]:
     """Arguments of `setup` that build the native libraries."""
-    check_compiler()
-    cap_jobs()
+    import torch
+
+    compiler.check(torch.__version__)
+    if compiler.WINDOWS:
+        os.environ["CXX"] = compiler.compiler()  # torch would take MSVC
+    os.environ.setdefault("MAX_JOBS", str(compiler.jobs()))
     cuda = find_cuda()
     if cuda is not None:  # torch reads both when it is asked for flags, and without them looks for a GPU
-        os.environ["CUDA_HOME"] = str(cuda[0])
-        newest = "9.0;10.0+PTX" if cuda[1] >= (12, 8) else "9.0+PTX"
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", f"8.0;{newest}")
+        os.environ["CUDA_HOME"] = str(cuda.home)
+        os.environ["TORCH_CUDA_ARCH_LIST"] = toolkit.architectures(cuda)
     from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
 
+    includes = [os.path.abspath("csrc")]  # ninja runs elsewhere
     cpu = CppExtension(
         "crowdnal._cpu",
         sorted(glob("csrc/cpu/**/*.cpp", recursive=True)),
-        include_dirs=[os.path.abspath("csrc")],  # ninja runs elsewhere
         define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET)],
-        extra_compile_args=["-O3", "-g0", "-fvisibility=hidden", "-fopenmp-simd", *VECTORIZE],
-        py_limited_api=True,
+        include_dirs=[*includes],
+        extra_compile_args=compiler.flags(),
+        py_limited_api=LIMITED_API,
     )
     extensions = [cpu]
     if cuda is not None:
+        host = ["/O2"] if compiler.WINDOWS else ["-O3", "-g0"]
+        hidden = [] if compiler.WINDOWS else ["-Xcompiler=-fvisibility=hidden"]
         extensions.append(
             CUDAExtension(
-                f"crowdnal._cuda{cuda[1][0]}",  # with the major version, as the loader expects
+                f"crowdnal._cuda{cuda.version[0]}",  # with the major version, as the loader expects
                 sorted(glob("csrc/cuda/*.cu")),
-                include_dirs=[os.path.abspath("csrc")],
                 define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET), ("USE_CUDA", None)],
-                extra_compile_args={"cxx": ["-O3", "-g0"], "nvcc": ["-O3", "-Xcompiler=-fvisibility=hidden"]},
-                py_limited_api=True,
+                include_dirs=[*includes],
+                extra_compile_args={"cxx": host, "nvcc": ["-O3", *hidden]},
+                py_limited_api=LIMITED_API,
             )
         )
-    return {
-        "ext_modules": extensions,
-        "cmdclass": {"build_ext": BuildExtension},
-        "options": {"bdist_wheel": {"py_limited_api": "cp311"}},
-    }
+    for extension in extensions:  # what torch links where there is no stable ABI
+        extension.libraries = [library for library in extension.libraries if library != "torch_python"]
+    options = {"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED_API else {}
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildExtension}, "options": options}
 
 
 # A build folder that outlives the build would bring deleted modules back into a later wheel.
 with tempfile.TemporaryDirectory(prefix="crowdnal-build-") as build_base:
     arguments: dict[str, Any] = {} if os.environ.get("CROWDNAL_NO_NATIVE") == "1" else native()
-    arguments.setdefault("options", {})["build"] = {"build_base": build_base}
+    arguments.setdefault("cmdclass", {})["build_py"] = BuildPackage
+    options = arguments.setdefault("options", {})
+    options["build"] = {"build_base": build_base}
+    if "sdist" not in sys.argv:  # which lists what lies in the source folder; that of a wheel may be read-only
+        options["egg_info"] = {"egg_base": build_base}
+    if missing:  # pip keeps the wheel, and takes it again: its name tells what is not in it
+        tag = "0reference" if "cpu" in missing else "0cpu"
+        options.setdefault("bdist_wheel", {})["build_number"] = tag
     setup(**arguments)

@@ -1,8 +1,9 @@
 """PEP 517 backend: setuptools, plus what a package that compiles against torch needs.
 
 Under build isolation pip hides the packages of the environment, so a build requirement on torch would
-download another copy of it. This backend looks for torch where the running interpreter keeps its packages
-and builds against that one; only where there is none, or one too old, does it ask for torch. A native
+download another copy of it. This backend looks for torch where the running interpreter keeps its packages, or,
+where uv or `python -m build` made an environment for the build alone, in the active one and that of the base
+interpreter, and builds against that one; only where there is none, or one too old, does it ask for torch. A native
 library that cannot be built leaves a package that runs on the reference implementation.
 
 Where torch is a CUDA build and there is an nvcc, a second library serves CUDA; if that one fails to build, the CPU's is
@@ -14,13 +15,15 @@ failure an error.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import site
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata, util
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -29,12 +32,14 @@ from typing import Any, NamedTuple
 from setuptools import build_meta
 
 MIN_TORCH = (2, 10)
+REQUIREMENT = "torch>2.9.999"  # as pyproject.toml: with the pre-releases of 2.10 (NVIDIA's 2.10.0a0), fetching none
 BUILD_REQUIREMENTS = ["ninja"]  # objects compile in parallel
 PACKAGE = Path(__file__).resolve().parents[1] / "crowdnal"
 WARNING = """
 *** crowdnal: THE NATIVE LIBRARY WAS NOT BUILT: {error}
 *** The package is installed without it and runs on the reference implementation, which is slower.
 *** CROWDNAL_REQUIRE_NATIVE=1 pip install -v ... makes this an error and shows the compiler's output.
+*** Once the cause is put right: pip cache remove crowdnal (pip keeps what it built), then install again.
 """
 
 Settings = dict[str, Any] | None
@@ -58,7 +63,25 @@ def site_folders() -> list[str]:
     folders = site.getsitepackages()
     if sys.prefix == sys.base_prefix:
         folders.insert(0, site.getusersitepackages())
+    elif is_temporary():
+        folders += site.getsitepackages(outer_environments())
     return list(dict.fromkeys(folders))
+
+
+def is_temporary() -> bool:
+    """Whether the interpreter's environment was made for this build: setuptools lies in it, as pip's does not."""
+    own = sysconfig.get_path("purelib")
+    return Path(str(build_meta.__file__)).is_relative_to(own)
+
+
+def outer_environments() -> list[str]:
+    """Prefixes of the environments that a build in an environment of its own may be meant for, the active one first."""
+    if os.name == "nt":  # where a folder of packages does not tell for which Python it is
+        return []
+    named = [os.environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    on_path = [Path(folder).parent for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    named += [str(prefix) for prefix in on_path if (prefix / "pyvenv.cfg").is_file()]
+    return [prefix for prefix in (*named, sys.base_prefix) if prefix not in ("", sys.prefix)]
 
 
 def find_torch(folders: Iterable[str]) -> Torch | None:
@@ -81,7 +104,7 @@ def requirements() -> list[str]:
     torch = find_torch(site_folders())
     if torch is not None and is_supported(torch.version):
         return BUILD_REQUIREMENTS
-    return [*BUILD_REQUIREMENTS, "torch>={}.{}".format(*MIN_TORCH)]  # as pip will do for the installed package
+    return [*BUILD_REQUIREMENTS, REQUIREMENT]  # as pip will do for the installed package
 
 
 def expose_torch() -> None:
@@ -103,33 +126,46 @@ def expose_torch() -> None:
 
 
 @contextmanager
-def without(what: str) -> Iterator[None]:
-    variable = f"CROWDNAL_NO_{what}"
-    before = os.environ.get(variable, "")
-    os.environ[variable] = "1"
+def environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name, "") for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ[variable] = before
+        os.environ.update(before)
+
+
+def without(what: str) -> AbstractContextManager[None]:
+    return environment(**{f"CROWDNAL_NO_{what}": "1"})
+
+
+def tell(failures: dict[str, str]) -> AbstractContextManager[None]:
+    """For setup.py: why which library is left out of the wheel; the warning at import will say it."""
+    return environment(_CROWDNAL_FAILURES=json.dumps(failures))
+
+
+def reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
 
 
 def with_native(build: Callable[[], str]) -> str:
     """Run a build with the native libraries; should that fail, without the CUDA one, then without any."""
     if is_skipped():
         return build()
-    failure: BaseException | None = None
-    for attempt in (nullcontext(), without("CUDA")):
+    failures: dict[str, str] = {}
+    for library in ("cuda", "cpu"):  # which is to blame if this attempt fails
         try:
-            with attempt:
+            with without("CUDA") if failures else nullcontext(), tell(failures):
                 expose_torch()
                 return build()
         except (Exception, SystemExit) as error:
             if os.environ.get("CROWDNAL_REQUIRE_NATIVE") == "1":
                 raise
             traceback.print_exc()
-            failure = error
-    print(WARNING.format(error=failure), file=sys.stderr, flush=True)
-    with without("NATIVE"):
+            failures[library] = reason(error)
+    print(WARNING.format(error=failures["cpu"]), file=sys.stderr, flush=True)
+    with without("NATIVE"), tell({"cpu": failures["cpu"]}):
         return build()
 
 
@@ -163,17 +199,13 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
         return build_meta.build_sdist(sdist_directory, config_settings)
 
 
-def build_wheel(
-    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
-) -> str:
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     return with_native(lambda: build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    for library in PACKAGE.glob("_c*.so"):  # an old one must not outlive a build that fails
+    for library in [*PACKAGE.glob("_c*.so"), *PACKAGE.glob("_c*.pyd")]:  # must not outlive a build that fails
         library.unlink()
-    return with_native(
-        lambda: build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
-    )
+    return with_native(lambda: build_meta.build_editable(wheel_directory, config_settings, metadata_directory))

@@ -9,11 +9,11 @@ docs/adding-an-op.md.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from crowdnal.ops._declare import OPS, Op, check_memory, declare
+from crowdnal.ops._declare import OPS, Op, check_memory, declare, library
 from crowdnal.ops._load import backend, load_all
 
 __all__ = ["OPS", "Op", "backend", "check_memory", "declare"]
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
-load_all()
+load_all(library, {name: op.fallback for name, op in OPS.items()})

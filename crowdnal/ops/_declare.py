@@ -57,11 +57,13 @@ class Op:
         shapes: sizes of the tensors, by name: a letter each (see `declare`).
         optional: names of the tensors that may be None.
         arguments: the named tuple of its arguments, or of anything else of which there is one per argument.
+        fallback: the definition behind checks of its arguments, which serves every device without a native kernel.
         num_tensors: so many of the arguments are tensors (or None); they stand in front of the others.
     """
 
     def __init__(self, definition: Callable[..., Any], matrices: tuple[str, ...], shapes: str) -> None:
         self.name, self.definition, self.matrices = definition.__name__, definition, matrices
+        self.fallback = definition
         self.shapes = {name: sizes for name, _, sizes in (each.partition(":") for each in shapes.split())}
         self.schema = torch.library.infer_schema(definition, mutates_args=())
         library.define(self.name + self.schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -148,6 +150,7 @@ def declare(
                 raise ValueError(f"crowdnal: {op.name}: {wrong}")
             return fake(op.arguments(*inputs))
 
+        op.fallback = checked
         library.impl(op.name, checked, "CompositeExplicitAutograd")
         torch.library.register_fake(f"crowdnal::{op.name}", checked_fake, lib=library)
         for device in ("cpu", "cuda") if autocast else ():

@@ -7,11 +7,16 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.installation import LIBRARIES, python
+
+from crowdnal.ops import _load
 
 
 def test_native_library_needs_only_the_stable_abi() -> None:
@@ -79,8 +84,6 @@ print(crowdnal.backend()["cuda"])
 
 
 def test_a_cuda_library_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crowdnal.ops import _load
-
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     (tmp_path / "_cuda13.abi3.so").write_text("no library")
     monkeypatch.setattr(_load, "__file__", str(tmp_path / "ops" / "_load.py"))
@@ -93,8 +96,6 @@ def test_a_cuda_library_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monke
 
 
 def test_a_library_for_another_cuda_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crowdnal.ops import _load
-
     (tmp_path / "_cuda13.abi3.so").touch()
     loaded: list[Path] = []
     monkeypatch.setattr(_load, "__file__", str(tmp_path / "ops" / "_load.py"))
@@ -123,3 +124,96 @@ print(json.dumps([backend["cpu"], said]))
     backend, said = json.loads(python(code, tmp_path, CROWDNAL_DISABLE_NATIVE="1"))
     assert backend == "reference"
     assert len(said) == 1 and "reference" in said[0]
+
+
+# What is missing, and why
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a package without libraries."""
+    monkeypatch.setattr(_load, "__file__", str(tmp_path / "ops" / "_load.py"))
+    monkeypatch.setattr(_load, "_native", set())
+    monkeypatch.delenv("CROWDNAL_DISABLE_NATIVE", raising=False)
+    (tmp_path / "ops").mkdir()
+    return tmp_path
+
+
+class Registry:
+    """In place of a `torch.library.Library`: kernels for CUDA by name."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Callable[..., Any]] = {}
+
+    def impl(self, name: str, kernel: Callable[..., Any], key: str) -> None:
+        assert key == "CUDA"
+        self.kernels[name] = kernel
+
+
+def test_a_wheel_of_a_failed_build_says_why_and_how_to_be_rid_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip keeps such a wheel and installs it again, whatever was put right since."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    (folder / "ops" / "not_built.json").write_text(json.dumps({"cpu": "there is no C++ compiler"}))
+    with pytest.warns(UserWarning, match="there is no C\\+\\+ compiler.*pip cache remove crowdnal.*--force-reinstall"):
+        _load.load_all(Registry(), {})  # type: ignore[arg-type]
+
+
+def test_a_source_tree_without_a_library_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.warns(UserWarning, match="no native library was built; CROWDNAL_REQUIRE_NATIVE=1 pip install"):
+        _load.load_all(Registry(), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reason", ["no CUDA toolkit was found", None])
+def test_who_has_a_gpu_hears_once_that_the_library_for_it_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, reason: str | None
+) -> None:
+    """When CUDA tensors first meet an op, of whatever name, and not before."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_load, "_native", {"cpu"})
+    monkeypatch.setattr(_load, "load", lambda device: None)
+    if reason is not None:
+        (folder / "ops" / "not_built.json").write_text(json.dumps({"cuda": reason}))
+    registry = Registry()
+    definitions: dict[str, Callable[..., Any]] = {"mix": lambda *x: ("mix", *x), "select": lambda *x: ("select", *x)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _load.load_all(registry, definitions)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=f"no library for CUDA was built.*{reason or 'REQUIRE_NATIVE'}") as caught:
+        assert registry.kernels["mix"](1, 2) == ("mix", 1, 2)
+        assert registry.kernels["mix"](1, 2) == ("mix", 1, 2)
+        assert registry.kernels["select"](3) == ("select", 3)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_definitions_stand_behind_cuda_only_where_no_library_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if cuda else None)
+    monkeypatch.setattr(_load, "_native", {"cpu", "cuda"} if cuda else {"cpu"})
+    monkeypatch.setattr(_load, "load", lambda device: None)
+    registry = Registry()
+    _load.load_all(registry, {"mix": lambda: None})  # type: ignore[arg-type]
+    assert registry.kernels == {}
+
+
+def test_a_runtime_of_cpp_that_is_too_old_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conda's, often."""
+
+    def load(path: Path) -> None:
+        raise OSError(f"libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by {path})")
+
+    (folder / "_cpu.abi3.so").touch()
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    failure = _load.load("cpu")
+    assert failure is not None and "GLIBCXX_3.4.30' not found" in failure and "libstdcxx-ng" in failure
+
+
+def test_libraries_of_windows_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Path] = []
+    (folder / "_cpu.pyd").touch()
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    assert _load.load("cpu") is None and loaded == [folder / "_cpu.pyd"]
