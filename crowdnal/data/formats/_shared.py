@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from crowdnal._utils.warn import warn
 from crowdnal.data._columns import Column
 from crowdnal.data._csv import read_delimited
 from crowdnal.data._json import parse_json
-from crowdnal.data._labels import warn
 from crowdnal.data._table import Table, brief, records
 from crowdnal.data._text import read_dialect, read_head
 
