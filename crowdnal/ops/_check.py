@@ -40,11 +40,9 @@ def problem(op: Any, arguments: Any, *, values: bool = True) -> str | None:
     asked = bool(sizes)
     found = _layouts(tensors, op.optional) or _shapes(tensors, op.shapes, sizes) or _dtypes(tensors, op.matrices)
     if found is None and asked:  # a result of R, K and C whose first sizes no tensor has
-        number, columns = sizes["R"] * sizes["K"], sizes.get("C", 1)
-        if number * columns > _MOST:
-            found = (
-                f"a result of num_annotators = {sizes['R']}, num_labels = {sizes['K']} and {columns} columns is too large"
-            )
+        annotators, labels, columns = sizes["R"], sizes["K"], sizes.get("C", 1)
+        if annotators * labels * columns > _MOST:
+            found = f"a result of num_annotators = {annotators}, num_labels = {labels}, {columns} columns is too large"
     return found or (_values(tensors, sizes) if values else None)
 
 
