@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.fuzz import LAYERS, Case, case_of, fault
 
-CASES = {"ops": 150, "functional": 120, "objectives": 30, "aggregators": 40, "readers": 150}
+CASES = {"ops": 150, "functional": 120, "objectives": 30, "aggregators": 40, "readers": 150, "files": 150}
 
 
 @pytest.mark.parametrize("layer", LAYERS)

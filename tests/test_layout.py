@@ -13,7 +13,7 @@ TESTS = Path(__file__).parent
 MODULES = sorted(TESTS.rglob("test_*.py"))
 FOLDERS = {folder.name for folder in TESTS.iterdir() if folder.is_dir() and list(folder.rglob("test_*.py"))}
 BESIDE = {"benchmarks", "cuda", "emulation", "packaging"}  # of what is no package of crowdnal
-SCRIPTS = {"environments.py", "fuzz.py", "installed.py", "kills.py", "pinned.py"}
+SCRIPTS = {"environments.py", "fuzz.py", "guided.py", "installed.py", "kills.py", "pinned.py", "sanitize.py"}
 UNTESTED = {"reference", "cli", "multilabel"}  # tested as what the ops must give; in train; in objectives/lia
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crowdnal._utils.options import check_integer, check_positive, typed
 from crowdnal.aggregation._votes import vote_proportions
-from crowdnal.aggregation.em import AggregationResult, check_options, weights_of
+from crowdnal.aggregation.em import AggregationResult, check_options, say_collapse, weights_of
 from crowdnal.data import Annotations
 from crowdnal.functional import em_step, label_counts
 
@@ -22,7 +22,7 @@ class BCCResult(AggregationResult):
         posterior: ``[N, C]``, rows sum to 1.
         confusion: ``[R, C, K]`` posterior mean, rows = true class, rows sum to 1.
         class_prior: ``[C]`` posterior mean.
-        lower_bound: of the log-evidence, after every iteration; it never falls.
+        lower_bound: of the log-evidence of items with two labels or more, after every iteration; it never falls.
         converged: whether the last step was smaller than the tolerance.
     """
 
@@ -48,7 +48,9 @@ def ibcc(
     """Independent Bayesian classifier combination (Kim & Ghahramani 2012), variational (Simpson et al. 2013).
 
     Dawid-Skene with a Dirichlet prior on every row of every confusion and on the class prior, whose uncertainty is
-    kept: an annotator with few labels says little. Starts from the vote proportions.
+    kept: an annotator with few labels says little. Starts from the vote proportions. Confusions and class prior are
+    inferred from the items with two labels or more, as a single one agrees with itself; counted too, single labels
+    make one class of everything, which the priors think likelier than the classes that labels name.
 
     Args:
         annotations: the whole data set. A weight says how often its annotation counts.
@@ -63,7 +65,9 @@ def ibcc(
         ValueError: naming the argument that does not fit.
     """
     model = _Subtypes(annotations, 1, 1.0, class_strength, diagonal, off_diagonal, dtype)
-    return model.run(model.votes, max_iterations, tolerance)
+    found = model.run(model.votes, max_iterations, tolerance)
+    say_collapse(found.posterior, annotations, "ibcc")
+    return found
 
 
 @typed
@@ -86,6 +90,7 @@ def ebcc(
 
     Every class has ``subtypes`` kinds of items, of each of which every annotator has a confusion of their own: so
     annotators who go wrong on the same items are correlated. The memory is that of ``subtypes`` confusions each.
+    Items with a single label inform no parameter, as in :func:`ibcc`.
 
     Args:
         annotations: the whole data set. A weight says how often its annotation counts.
@@ -115,6 +120,7 @@ def ebcc(
         if found is None or one.lower_bound[-1] > found.lower_bound[-1]:
             found = one
     assert found is not None
+    say_collapse(found.posterior, annotations, "ebcc")
     return found
 
 
@@ -138,7 +144,10 @@ class _Subtypes:
         if annotations.weight is not None:  # what weighs nothing is no label
             annotations = annotations.select(annotations.weight > 0)
         self.annotations, self.classes, self.subtypes = annotations, classes, subtypes
-        self.weight, self.total = weights_of(annotations, dtype)
+        self.weight, _ = weights_of(annotations, dtype)
+        # what the parameters are inferred from: a single label agrees with itself, whoever gave it
+        self.informing = annotations.select((annotations.counts > 1)[annotations.item])
+        self.informing_weight, self.total = weights_of(self.informing, dtype)
         self.votes = vote_proportions(annotations, classes).to(dtype)
         like = self.votes
         prior = torch.full((classes, classes), off_diagonal).fill_diagonal_(diagonal)
@@ -148,24 +157,24 @@ class _Subtypes:
 
     def run(self, start: Tensor, max_iterations: int, tolerance: float) -> BCCResult:
         check_integer(1, max_iterations=max_iterations)
-        counts = label_counts(start, self.annotations, weight=self.weight)
-        sums, converged = start[self.annotations.counts > 0].sum(0), False
+        counts = label_counts(start, self.informing, weight=self.informing_weight)
+        sums, converged = start[self.informing.counts > 0].sum(0), False
         bounds: list[float] = []
         while len(bounds) < max_iterations and not converged:
             kinds = sums.view(self.classes, self.subtypes)
             of_class, of_kind = self.class_prior + kinds.sum(1), self.kind_prior + kinds
             cells = self.cell_prior + counts
             log_prior = _mean_log(of_class, 0).unsqueeze(1) + _mean_log(of_kind, 1)
+            log_prior, log_cells = log_prior.view(1, -1), _mean_log(cells, 1)
             # items without labels say nothing of the classes
-            loss, joint, counts, sums = em_step(
-                log_prior.view(1, -1), _mean_log(cells, 1), self.weight, self.annotations
-            )
+            loss, _, counts, sums = em_step(log_prior, log_cells, self.informing_weight, self.informing)
             # the evidence of the E-step under the parameters' distributions, less their distance to the prior
             distance = _divergence(of_class, self.class_prior, 0) + _divergence(of_kind, self.kind_prior, 1)
             bounds.append(-float(loss) - float(distance + _divergence(cells, self.cell_prior, 1)))
             converged = len(bounds) > 1 and bounds[-1] - bounds[-2] < tolerance * self.total
         share = (of_kind / of_kind.sum(1, keepdim=True)).view(1, 1, self.classes, self.subtypes)
-        own = (cells / cells.sum(1, keepdim=True)).view(len(cells), -1, self.classes, self.subtypes)
+        own = (cells / cells.sum(1, keepdim=True)).view(*cells.shape[:2], self.classes, self.subtypes)
+        _, joint, _, _ = em_step(log_prior, log_cells, self.weight, self.annotations)
         joint = joint / joint.sum(1, keepdim=True)  # the mean logarithms of a prior sum to less than 1
         return BCCResult(
             joint.view(len(joint), self.classes, self.subtypes).sum(2),

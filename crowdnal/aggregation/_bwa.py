@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crowdnal._utils.options import check_integer, check_positive, typed
 from crowdnal.aggregation._votes import vote_proportions
-from crowdnal.aggregation.em import AggregationResult, check_options, weights_of
+from crowdnal.aggregation.em import AggregationResult, check_options, say_collapse, weights_of
 from crowdnal.data import Annotations
 from crowdnal.functional.segments import scatter_rows, sum_rows
 
@@ -82,4 +82,5 @@ def bwa(
         posterior = moved
         if converged:
             break
+    say_collapse(posterior, a, "bwa")
     return BWAResult(posterior, precision, converged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,9 @@ def choose(annotations: Annotations, *, folds: int = 5, margin: float = 2.0, see
     for k in fold[several].unique().tolist():
         kept, held = annotations.select(fold != k), annotations.select(fold == k)
         for name, run in CANDIDATES.items():
-            posterior, confusion = run(kept)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a candidate that collapses, and foresees nothing
+                posterior, confusion = run(kept)
             given = confusion[held.annotator, :, held.label]
             values[name][fold == k] = (posterior[held.item] * given).sum(1).clamp(min=1e-300).log()
     values = {name: value[several] for name, value in values.items()}

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from crowdnal._utils.options import typed
+from crowdnal._utils.warn import warn
 from crowdnal.aggregation.common_confusion import CommonConfusionEM, Omega
-from crowdnal.aggregation.em import AggregationResult, iterate
+from crowdnal.aggregation.em import AggregationResult, iterate, say_collapse
 from crowdnal.data import Annotations
 
 
@@ -71,8 +72,15 @@ def conal_em(
     Raises:
         ValueError: naming the argument that does not fit.
     """
+    if log_prior is None and omega == "annotation" and annotations.num_annotations > 0:
+        if not bool((annotations.counts > 1).any()):
+            warn(
+                "conal_em: no item has two labels, so that nothing tells how often labels are right, and omega of each "
+                "annotation drifts: give omega='annotator' or log_prior, or use the votes"
+            )
     em = CommonConfusionEM(annotations, log_prior, omega, smoothing, dtype)
     likelihoods, converged = iterate(em.maximise, em.expect, max_iterations, tolerance * em.total)
+    say_collapse(em.posterior, annotations, "conal_em")
     return CoNALEMResult(
         em.posterior,
         em.common.t().contiguous(),

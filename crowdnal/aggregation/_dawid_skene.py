@@ -18,12 +18,13 @@ from crowdnal.aggregation.em import (
     Prior,
     check_options,
     classes_of,
-    crowd_confusion,
+    crowd_or_right,
     crowd_strength,
     iterate,
     log_proportions,
     possible,
     pseudo_counts_of,
+    say_collapse,
     weights_of,
 )
 from crowdnal.data import Annotations, as_gold
@@ -109,6 +110,7 @@ def dawid_skene(
         if better == prior:
             break
         prior = better
+    say_collapse(found.posterior, annotations, "dawid_skene")
     return found
 
 
@@ -147,10 +149,7 @@ class EMState:
         self.crowd: Tensor | None = None
         if isinstance(prior, float | int):
             if classes == labels and prior > 0:
-                known = None if self.gold is None else (annotations.counts > 1) | (self.gold >= 0)
-                self.crowd = crowd_confusion(self.posterior, annotations, self.weight, known)
-                if self.crowd is None:  # nothing tells how often labels are right: as good as right
-                    self.crowd = proportions(torch.eye(classes).to(self.posterior), 1, floor=1e-6)
+                self.crowd = crowd_or_right(self.posterior, annotations, self.weight, self.gold)
             prior = None if self.crowd is None else prior * self.crowd
         assert not isinstance(prior, float | int | str)
         self.prior = prior

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crowdnal._utils.options import typed
 from crowdnal.aggregation._votes import vote_proportions
-from crowdnal.aggregation.em import AggregationResult, check_options, iterate, possible, weights_of
+from crowdnal.aggregation.em import AggregationResult, check_options, iterate, possible, say_collapse, weights_of
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import pair_confusion, segment_sum
 
@@ -81,6 +81,7 @@ def mmce(
         lambda: model.maximise(steps), lambda: -model.expect(), max_iterations, tolerance * model.total
     )
     confusion = model.competence[..., 0].softmax(2)
+    say_collapse(model.posterior, a, "mmce")
     return MMCEResult(model.posterior, confusion, [-value for value in negated], converged)
 
 

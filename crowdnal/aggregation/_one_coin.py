@@ -11,7 +11,7 @@ from torch import Tensor
 from crowdnal._utils.options import typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._dawid_skene import DawidSkeneResult, EMState, run
-from crowdnal.aggregation.em import FLOOR, STRENGTHS
+from crowdnal.aggregation.em import FLOOR, STRENGTHS, say_collapse
 from crowdnal.data import Annotations
 
 
@@ -61,7 +61,9 @@ def one_coin(
     if reliability_prior is not None and not isinstance(reliability_prior, Tensor):
         reliability_prior = em.crowd_prior(reliability_prior)
     em.pseudo_counts = _pseudo_counts(reliability_prior, smoothing, annotations, dtype)
-    return run(em, max_iterations, tolerance, initialised=initial is not None)
+    found = run(em, max_iterations, tolerance, initialised=initial is not None)
+    say_collapse(found.posterior, annotations, "one_coin")
+    return found
 
 
 class _OneCoin(EMState):

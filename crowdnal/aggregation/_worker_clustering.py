@@ -12,7 +12,16 @@ from torch import Tensor
 from crowdnal._utils.options import typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation.clustering import farthest_first_clusters
-from crowdnal.aggregation.em import FLOOR, AggregationResult, check_options, iterate, possible, weights_of
+from crowdnal.aggregation.em import (
+    FLOOR,
+    AggregationResult,
+    check_options,
+    crowd_or_right,
+    iterate,
+    possible,
+    say_collapse,
+    weights_of,
+)
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step
 
@@ -71,7 +80,8 @@ def worker_clustering(
         num_clusters: M, 1 to R.
         max_iterations: 1 or more.
         tolerance: stop when the objective rises by less than this per annotation; a negative one never stops.
-        smoothing: pseudo-count added to every cell of every cluster's confusion.
+        smoothing: pseudo-count added to every cell of every cluster's confusion, in the mean: they are in the
+            proportions of the crowd's confusion, as counted against the votes.
         gold: known true classes, as :func:`crowdnal.data.as_gold` takes them. They hold throughout.
         dtype: of the computation and the result, float64 or float32.
 
@@ -84,6 +94,7 @@ def worker_clustering(
         raise ValueError(f"num_clusters={num_clusters} must be 1 to R={annotations.num_annotators} annotators")
     model = _Model(annotations, num_clusters, smoothing, None if gold is None else gold.to(annotations.device), dtype)
     objective, converged = iterate(model.maximise, model.expect, max_iterations, tolerance * model.total)
+    say_collapse(model.posterior, annotations, "worker_clustering")
     clusters = model.log_clusters.exp().transpose(1, 2).contiguous()
     return WorkerClusteringResult(model.posterior, model.membership, clusters, model.class_prior, objective, converged)
 
@@ -95,7 +106,7 @@ class _Model:
         self, annotations: Annotations, num_clusters: int, smoothing: float, gold: Tensor | None, dtype: torch.dtype
     ) -> None:
         a = self.annotations = annotations
-        self.smoothing, self.gold = smoothing, gold
+        self.gold = gold
         self.weight, self.total = weights_of(a, dtype)
         flat = torch.zeros(a.num_annotators, a.num_classes, a.num_classes, dtype=dtype, device=a.device)
         self._step(None, flat)
@@ -103,12 +114,13 @@ class _Model:
             only = possible(gold, a.num_classes).to(dtype)
             self._step(torch.where((gold >= 0).unsqueeze(1), only, self.posterior).log(), flat)
         self.membership = farthest_first_clusters(self.counts, num_clusters)
+        self.pseudo_counts = smoothing * a.num_classes * crowd_or_right(self.posterior, a, self.weight, gold).t()
 
     def maximise(self) -> None:
         """M-step: class prior, weights and confusions of the clusters."""
         self.class_prior = proportions(self.totals, 0).clamp(min=FLOOR)
         self.cluster_weights = self.membership.mean(0).clamp(min=FLOOR)
-        counts = (self.membership.T @ self.counts.flatten(1)).view(-1, *self.counts.shape[1:]) + self.smoothing
+        counts = (self.membership.T @ self.counts.flatten(1)).view(-1, *self.counts.shape[1:]) + self.pseudo_counts
         counts = counts.clamp(min=FLOOR)
         self.log_clusters = (counts / counts.sum(1, keepdim=True)).log()
 
@@ -122,7 +134,7 @@ class _Model:
         mixed = (self.membership @ self.log_clusters.flatten(1)).view(self.counts.shape)
         likelihood = -self._step(log_prior, mixed)
         entropy = (self.membership * (self.cluster_weights.log() - self.membership.clamp(min=1e-300).log())).sum()
-        return likelihood + float(entropy + self.smoothing * self.log_clusters.sum())
+        return likelihood + float(entropy + (self.pseudo_counts * self.log_clusters).sum())
 
     def _step(self, log_prior: Tensor | None, log_confusion: Tensor) -> float:
         loss, self.posterior, self.counts, self.totals = em_step(

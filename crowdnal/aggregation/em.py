@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from crowdnal._utils.probability import proportions
+from crowdnal._utils.warn import warn
+from crowdnal.aggregation._votes import vote_proportions
 from crowdnal.data import Annotations
 from crowdnal.functional import label_counts
 from crowdnal.functional.segments import annotation_weight
@@ -24,6 +26,8 @@ Prior = Tensor | float | Literal["crowd"] | None
 """Of confusions: pseudo-counts ``[C, K]`` or ``[R, C, K]``; so many of the crowd's; as many as suit it; none."""
 STRENGTHS = (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0)
 """Labels of each true class that the crowd's confusion can count for in that of each annotator."""
+_COLLAPSED = 0.9
+"""Share of the items that the votes give the one class that all have, below which a method has collapsed."""
 _HEADROOM = 1024
 """A log-likelihood is at most this many times the sum of the weights."""
 
@@ -97,6 +101,29 @@ def possible(gold: Tensor, classes: int) -> Tensor:
     return (gold.unsqueeze(1) == torch.arange(classes, device=gold.device)) | (gold < 0).unsqueeze(1)
 
 
+def say_collapse(posterior: Tensor, annotations: Annotations, method: str) -> None:
+    """Warns where a method makes all items one class and the votes clearly do not: it has stopped to tell them apart.
+
+    Args:
+        posterior: ``[N, C]`` that the method found.
+        annotations: the N items'.
+        method: its name.
+    """
+    votes = vote_proportions(annotations, posterior.shape[1])
+    first = votes.amax(1)
+    decided = (votes == first.unsqueeze(1)).sum(1) == 1  # a tie, or no label that weighs, says nothing
+    found = posterior[decided].argmax(1)
+    if len(found) < 2 or bool((found != found[0]).any()):
+        return
+    agree = float((votes[decided].argmax(1) == found[0]).double().mean())
+    if agree < _COLLAPSED:
+        warn(
+            f"{method} makes every item class {int(found[0])}, where the votes do so with {agree:.0%} of them: these "
+            "labels are too few to know annotators by. Use aggregate(annotations), which tries methods on held-out "
+            "labels, or the votes (aggregate(annotations, 'majority-vote'))"
+        )
+
+
 def standard_errors(ahead: Tensor) -> float:
     """By how many standard errors the sum of differences ``[n]`` is above 0; 0 where fewer than two say nothing."""
     error = float(ahead.std()) * len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
@@ -122,6 +149,13 @@ def crowd_confusion(
         return None
     pooled = label_counts(posterior.where(counted.unsqueeze(1), 0), annotations, weight=weight).sum(0)
     return proportions(pooled + torch.eye(*pooled.shape).to(pooled), 0, floor=1e-6).t()
+
+
+def crowd_or_right(posterior: Tensor, annotations: Annotations, weight: Tensor | None, gold: Tensor | None) -> Tensor:
+    """:func:`crowd_confusion` ``[C, C]``, known classes counted; as good as right where nothing tells how often."""
+    counted = None if gold is None else (annotations.counts > 1) | (gold >= 0)
+    found = crowd_confusion(posterior, annotations, weight, counted)
+    return proportions(torch.eye(posterior.shape[1]).to(posterior), 1, floor=1e-6) if found is None else found
 
 
 def crowd_strength(counts: Tensor, crowd: Tensor) -> float:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from crowdnal._utils.extras import require
+from crowdnal.data._binary import ARROW, NUMPY, PARQUET, magic_of, read_arrow, read_npy
 from crowdnal.data._csv import Progress, read_delimited
 from crowdnal.data._dense import Matrix, as_matrix
 from crowdnal.data._json import parse_json
@@ -51,12 +49,22 @@ def read_file(
             raise ValueError(f"format={how.format!r} says how the file is written: leave out {given[0]}=")
         with readable(path):
             return formats()[str(how.format)].read(path)
+<<<<<<< HEAD
     with path.open("rb") as file:
         magic = file.read(6)
     if magic[:4] == b"PAR1" or magic == b"ARROW1":
         return _of_table(_read_arrow(path, magic, needed, how.progress), how, needed)
     if magic == b"\x93NUMPY":
         return as_matrix(np.load(path, allow_pickle=False))
+=======
+    magic = magic_of(path)
+    if magic in (PARQUET, ARROW):
+        data = read_arrow(path, magic, needed)
+        columns = {name: data.column(name) for name in data.column_names}
+        return _of_table(Table(columns, str(path), lambda n: f"{path}, row {n}"), how, needed)
+    if magic == NUMPY:
+        return read_npy(path)
+>>>>>>> h21
     if magic[:4] == b"PK\x03\x04":
         raise ValueError(
             f"{path} is a spreadsheet or an archive: save it as CSV, unpack it, or give format= if it is an export"
@@ -74,11 +82,10 @@ def describe_file(path: Path, how: Reading, needed: Sequence[Any]) -> dict[str, 
     """What is seen of a file before it is read: its kind and, of delimited text, encoding, separator and first row."""
     if how.format not in (None, "long", "dense"):
         return {"kind": f"export of {how.format}"}
-    with path.open("rb") as file:
-        magic = file.read(6)
-    kinds = {b"PAR1": "Parquet", b"ARRO": "Arrow", b"\x93NUM": "matrix of numpy"}
-    if magic[:4] in kinds:
-        return {"kind": kinds[magic[:4]]}
+    magic = magic_of(path)
+    kinds = {PARQUET: "Parquet", ARROW: "Arrow", NUMPY: "matrix of numpy"}
+    if magic in kinds:
+        return {"kind": kinds[magic]}
     text = read_head(path, how.encoding)
     if text.head.lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
         return {"kind": "JSON"}
@@ -95,6 +102,7 @@ def describe_file(path: Path, how: Reading, needed: Sequence[Any]) -> dict[str, 
 # Parquet, Arrow
 
 
+<<<<<<< HEAD
 def _read_arrow(path: Path, magic: bytes, needed: Sequence[Any], progress: Progress | None) -> Table:
     if magic == b"ARROW1":
         data = require("pyarrow.feather", extra="train").read_table(path)
@@ -124,6 +132,8 @@ def _read_parquet(path: Path, needed: Sequence[Any], progress: Progress | None) 
     return arrow.concat_tables(parts) if parts else file.read(columns)
 
 
+=======
+>>>>>>> h21
 def _of_table(table: Table, how: Reading, needed: Sequence[Any]) -> Table | Matrix:
     """A typed table: long if it has the columns, a matrix if that is what it is said to be."""
     names = list(table.columns)

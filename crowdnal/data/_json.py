@@ -22,10 +22,12 @@ def parse_json(content: str, source: str) -> tuple[Any, str]:
         return None, ""
     try:
         return json.loads(content), "record"
+    except RecursionError:
+        raise ValueError(f"{source} is JSON nested too deep to be read") from None
     except json.JSONDecodeError as whole:
         try:
             json.loads(content.lstrip().split("\n", 1)[0])
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             if start == "{":
                 raise ValueError(f"{source}, line {whole.lineno} is not JSON ({whole.msg})") from None
             return None, ""
@@ -35,4 +37,6 @@ def parse_json(content: str, source: str) -> tuple[Any, str]:
             found += [json.loads(line)] if line.strip() else []
         except json.JSONDecodeError as error:
             raise ValueError(f"{source}, line {number} is not JSON ({error.msg})") from None
+        except RecursionError:
+            raise ValueError(f"{source}, line {number} is JSON nested too deep to be read") from None
     return found, "line"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
-import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any, Final
 
 import numpy as np
 
+from crowdnal._utils.warn import warn
 from crowdnal.data._columns import Column, is_missing
 from crowdnal.data._vocabulary import Array, Ids, distinct, in_natural_order, is_number
 
@@ -129,14 +128,6 @@ def _say(gone: set[Any], column: Column, apart: Collection[Any]) -> None:
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(repr, in_natural_order(values)))
-
-
-def warn(text: str) -> None:
-    """Warn at the line outside this package that called it."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_back.f_globals.get("__name__", "").startswith("crowdnal."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
 
 
 def numbers(column: Column, apart: Collection[Any] = ()) -> Column:

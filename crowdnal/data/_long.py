@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crowdnal._utils.extras import require
+from crowdnal._utils.warn import warn
 from crowdnal.data._answers import Answers
 from crowdnal.data._columns import Column, read_column, read_numbers
-from crowdnal.data._labels import USUAL, drop_missing, no_labels, numbers, one_or_several, warn
+from crowdnal.data._labels import USUAL, drop_missing, no_labels, numbers, one_or_several
 from crowdnal.data._lists import one_per_row
 from crowdnal.data._table import Table, as_ids
 from crowdnal.data._vocabulary import Array, Ids, distinct, is_number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import csv
+import errno
 import gzip
 import io
 import lzma
@@ -34,14 +35,16 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """What goes wrong in reading, in one sentence that names the file."""
+def readable(path: Path, *also: type[Exception]) -> Iterator[None]:
+    """What goes wrong in reading, in one sentence that names the file; ``also``: what the library below raises."""
+    damage: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError, *also)
     try:
         yield
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+    except damage as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a place before the file
             raise
-        raise ValueError(f"{path} is damaged or cut off ({error}): get it again") from None
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is damaged or cut off ({said}): get it again") from None
 
 
 @dataclass(frozen=True)

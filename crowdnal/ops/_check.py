@@ -15,6 +15,9 @@ INDEX = {"indptr": "P", "item": "N", "annotator": "N", "order": "N", "label": "N
 _BOUNDS = {"item": "B", "annotator": "R", "annotators": "R", "order": "N", "label": "K"}
 """All values of these are below that size."""
 
+_MOST = 2**56
+"""Elements of a tensor, as the kernels have it: their bytes are a number of 64 bits."""
+
 
 def problem(op: Any, arguments: Any, *, values: bool = True) -> str | None:
     """The first thing that is wrong with the arguments of an op, None if nothing is.
@@ -34,7 +37,12 @@ def problem(op: Any, arguments: Any, *, values: bool = True) -> str | None:
             sizes[size] = number
     if getattr(arguments, "normalization", 0) not in (0, 1, 2):
         return f"normalization must be 0 (none), 1 (softmax) or 2 (softplus), got {arguments.normalization}"
+    asked = bool(sizes)
     found = _layouts(tensors, op.optional) or _shapes(tensors, op.shapes, sizes) or _dtypes(tensors, op.matrices)
+    if found is None and asked:  # a result of R, K and C whose first sizes no tensor has
+        annotators, labels, columns = sizes["R"], sizes["K"], sizes.get("C", 1)
+        if annotators * labels * columns > _MOST:
+            found = f"a result of num_annotators = {annotators}, num_labels = {labels}, {columns} columns is too large"
     return found or (_values(tensors, sizes) if values else None)
 
 

@@ -129,7 +129,7 @@ def test_one_cluster_is_one_confusion_for_all() -> None:
     a, _, _ = simulated(3, 5, 60)
     together = Annotations(a.indptr, torch.zeros_like(a.annotator), a.label, num_annotators=1, num_classes=3)
     ours = worker_clustering(a, 1, max_iterations=4, tolerance=-1, smoothing=0.3)
-    theirs = dawid_skene(together, max_iterations=4, tolerance=-1, smoothing=0.3)
+    theirs = dawid_skene(together, max_iterations=4, tolerance=-1, confusion_prior=0.9)  # 3 cells of 0.3
     assert_close(ours.posterior, theirs.posterior)
     assert_close(ours.clusters, theirs.confusion)
     assert_close(ours.objective, theirs.objective)

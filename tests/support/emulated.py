@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from crowdnal.ops import OPS
 HERE = Path(__file__).resolve().parents[1] / "emulation"
 CSRC = HERE.parents[1] / "csrc"
 NAME = "crowdnal_emulated"
+EXTRA = os.environ.get("CROWDNAL_EMULATOR_FLAGS", "").split()
+"""Of the compiler and the linker: `tests/sanitize.py` asks for sanitizers."""
 MOST_BLOCKS = 2**31 - 1
 
 
@@ -34,11 +37,12 @@ def build(folder: Path) -> Path:
         "-fvisibility=hidden",
         "-Wall",
         *(f"-D{define}" for define in defines),
+        *EXTRA,
     ]
     flags += [f"-I{HERE}", f"-I{CSRC}"]
     outside = [torch_folder / "include", pybind11.get_include(), sysconfig.get_paths()["include"]]
     flags += [f"-isystem {include}" for include in outside]
-    libraries = f"-L{torch_folder / 'lib'} -lc10 -ltorch_cpu -ltorch"
+    libraries = f"-L{torch_folder / 'lib'} -lc10 -ltorch_cpu -ltorch {' '.join(EXTRA)}"
     lines = [
         f"flags = {' '.join(flags)}",
         "rule compile\n  command = c++ $flags -c -x c++ $in -o $out",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import crowdnal
 
-LAYERS = ("ops", "functional", "objectives", "aggregators", "readers")
+LAYERS = ("ops", "functional", "objectives", "aggregators", "readers", "files")
 WORDS = (
     "crowdnal:",  # a kernel's
     "crowdnal::",  # torch's, of the schema of an op

@@ -47,7 +47,7 @@ def _fields(rng: random.Random) -> Case:
             given[name] = rng.choice((old, old + [rng.choice(CELLS)], old[:-1], [old]))
         else:
             given[name] = rng.choice(VALUES)
-    return Case(f"Annotations({given})", lambda: _right(Annotations(**given)))
+    return Case(f"Annotations({given})", lambda: right(Annotations(**given)))
 
 
 def _long(rng: random.Random) -> Case:
@@ -73,7 +73,7 @@ def _long(rng: random.Random) -> Case:
         table[name] = rng.choice(
             (np.zeros((rows, 2)), np.zeros(rows + 1), torch.zeros(rows).int(), np.zeros(rows, "int8"))
         )
-    return Case(f"from_long({table}, {options})", lambda: _right(Annotations.from_long(table, **options)))
+    return Case(f"from_long({table}, {options})", lambda: right(Annotations.from_long(table, **options)))
 
 
 def _dense(rng: random.Random) -> Case:
@@ -91,7 +91,7 @@ def _dense(rng: random.Random) -> Case:
         matrix = rng.choice((*others, array[None], array.astype("complex64"), array.astype("int8")))
     options = {rng.choice(("num_classes", "missing", "items", "annotators", "classes")): rng.choice(VALUES)}
     options = options if rng.random() < 0.5 else {}
-    return Case(f"from_dense({matrix!r}, {options})", lambda: _right(Annotations.from_dense(matrix, **options)))
+    return Case(f"from_dense({matrix!r}, {options})", lambda: right(Annotations.from_dense(matrix, **options)))
 
 
 def _joined(rng: random.Random) -> Case:
@@ -105,7 +105,7 @@ def _joined(rng: random.Random) -> Case:
         "select": lambda: a.select(value),
     }
     name = rng.choice(sorted(calls))
-    return Case(f"{name} of {value!r}", lambda: _right(calls[name]()))
+    return Case(f"{name} of {value!r}", lambda: right(calls[name]()))
 
 
 def _file(rng: random.Random) -> Case:
@@ -123,12 +123,12 @@ def _file(rng: random.Random) -> Case:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / name
             path.write_bytes(content)
-            return _right(getattr(Annotations, reader)(str(path)))
+            return right(getattr(Annotations, reader)(str(path)))
 
     return Case(f"{reader} of a file {name}: {bytes(content)[:300]!r}", read)
 
 
-def _right(a: Any) -> str | None:
+def right(a: Any) -> str | None:
     """Whether the annotations keep the contract."""
     if not isinstance(a, Annotations):
         return None

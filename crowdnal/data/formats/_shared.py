@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from crowdnal._utils.warn import warn
 from crowdnal.data._columns import Column
 from crowdnal.data._csv import read_delimited
 from crowdnal.data._json import parse_json
-from crowdnal.data._labels import warn
 from crowdnal.data._table import Table, brief, records
-from crowdnal.data._text import read_dialect, read_head
+from crowdnal.data._text import read_dialect, read_head, readable
+
+_BROKEN = (zipfile.BadZipFile, NotImplementedError, RuntimeError)
+"""What zipfile raises: a damaged archive, a compression that it does not know, a password."""
 
 
 def read_rows(path: Path, needed: Sequence[str], tool: str) -> Table:
@@ -72,23 +75,33 @@ def one_per_annotator(path: Path, suffix: str, tool: str) -> Iterator[tuple[str,
     Raises:
         ValueError: there is none.
     """
-    found: dict[str, tuple[str, str]] = {}
-    if path.is_dir():
-        files = {file.relative_to(path).as_posix(): file.read_bytes for file in sorted(path.rglob(f"*{suffix}"))}
-    else:
-        archive = zipfile.ZipFile(path)
-        files = {name: _member(archive, name) for name in sorted(archive.namelist()) if name.endswith(suffix)}
-    for name, read in files.items():
-        stem = name.removesuffix(suffix)
-        found[stem] = (read().decode("utf-8-sig"), f"{path}/{name}")
-    if not found:
+    files = contents(path, suffix)
+    if not files:
         raise ValueError(f"{path} has no file that ends in {suffix}: {tool} writes one per annotator")
-    for annotator, (content, name) in found.items():
-        yield annotator, content, name
+    for name, content in files.items():
+        yield name.removesuffix(suffix), content, f"{path}/{name}"
 
 
-def _member(archive: zipfile.ZipFile, name: str) -> Callable[[], bytes]:
-    return lambda: archive.read(name)
+def contents(path: Path, suffix: str) -> dict[str, str]:
+    """The files of this ending in a folder or archive, by name.
+
+    Raises:
+        ValueError: the archive is damaged, or a file is not UTF-8; both are named.
+    """
+    with readable(path, *_BROKEN):
+        if path.is_dir():
+            raw = {file.relative_to(path).as_posix(): file.read_bytes() for file in sorted(path.rglob(f"*{suffix}"))}
+        else:
+            with zipfile.ZipFile(path) as archive:
+                raw = {name: archive.read(name) for name in sorted(archive.namelist()) if name.endswith(suffix)}
+    found = {}
+    for name, content in raw.items():
+        try:
+            found[name] = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}/{name}, line {line} is not UTF-8: export it as UTF-8") from None
+    return found
 
 
 def is_several(path: Path) -> bool:

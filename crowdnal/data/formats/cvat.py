@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from crowdnal.data._table import Table
 from crowdnal.data._text import read_head
 from crowdnal.data.formats import register
-from crowdnal.data.formats._shared import Rows, is_several, one_per_annotator
+from crowdnal.data.formats._shared import Rows, contents, is_several, one_per_annotator
 
 _ONE = "annotations.xml"  # the only file of annotations in what CVAT exports
 
@@ -51,9 +50,9 @@ def _files(path: Path) -> Iterator[tuple[str, str, str]]:
         if any(path.rglob("*.xml")) or not any(path.rglob("*.zip")):
             yield from one_per_annotator(path, ".xml", "CVAT")
     elif is_several(path):
-        names = [name for name in zipfile.ZipFile(path).namelist() if name.endswith(".xml")]
-        if names == [_ONE]:
-            yield "", *_only(path)
+        files = contents(path, ".xml")
+        if list(files) == [_ONE]:
+            yield "", files[_ONE], f"{path}/{_ONE}"
         else:
             yield from one_per_annotator(path, ".xml", "CVAT")
     else:
@@ -62,7 +61,7 @@ def _files(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _only(archive: Path) -> tuple[str, str]:
-    with zipfile.ZipFile(archive) as opened:
-        if _ONE not in opened.namelist():
-            raise ValueError(f"{archive} holds no {_ONE}: export it as CVAT for images")
-        return opened.read(_ONE).decode("utf-8-sig"), f"{archive}/{_ONE}"
+    files = contents(archive, _ONE)
+    if _ONE not in files:
+        raise ValueError(f"{archive} holds no {_ONE}: export it as CVAT for images")
+    return files[_ONE], f"{archive}/{_ONE}"

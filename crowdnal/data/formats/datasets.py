@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from crowdnal._utils.extras import require
+from crowdnal.data._binary import ARROW, PARQUET, magic_of, read_arrow
 from crowdnal.data._table import Table, records
 from crowdnal.data.formats import Head, register
 from crowdnal.data.formats._shared import listed, read_json
@@ -14,16 +14,11 @@ from crowdnal.data.formats._shared import listed, read_json
 
 def read_records(path: Path, tool: str) -> tuple[list[Mapping[str, Any]], Callable[[int], str]]:
     """The records of a file of JSON, JSON lines, Parquet or Arrow, and where record n is."""
-    with path.open("rb") as file:
-        magic = file.read(6)
-    if magic[:4] == b"PAR1":
-        table = require("pyarrow.parquet", extra="train").read_table(path)
-    elif magic == b"ARROW1":
-        table = require("pyarrow.feather", extra="train").read_table(path)
-    else:
-        value, place = read_json(path, tool)
-        return listed(value, path, tool), place
-    return table.to_pylist(), lambda n: f"{path}, row {n}"
+    magic = magic_of(path)
+    if magic in (PARQUET, ARROW):
+        return read_arrow(path, magic).to_pylist(), lambda n: f"{path}, row {n}"
+    value, place = read_json(path, tool)
+    return listed(value, path, tool), place
 
 
 def _is_rows_of_lists(head: Head) -> bool:

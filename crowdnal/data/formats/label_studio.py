@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from crowdnal._utils.warn import warn
 from crowdnal.data._columns import Column
-from crowdnal.data._labels import warn
 from crowdnal.data._table import Table
 from crowdnal.data.formats import Head, register
 from crowdnal.data.formats._shared import Rows, listed, named, plain_cell, read_json, read_rows

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
+from crowdnal.data._binary import NUMPY, magic_of, read_npy
 from crowdnal.data._csv import read_delimited
-from crowdnal.data._dense import Matrix, as_matrix, of_columns
+from crowdnal.data._dense import Matrix, of_columns
 from crowdnal.data._matrix import each_row_once, is_headless, read_matrix_of
 from crowdnal.data._text import read_dialect, read_head
 from crowdnal.data.formats import register
@@ -22,13 +21,9 @@ def read_answers(path: Path) -> Matrix:
 @register("snorkel")
 def read_label_matrix(path: Path) -> Matrix:
     """Snorkel's label matrix, ``.npy`` or text: a data point a row, a labelling function a column, -1 abstains."""
-    with path.open("rb") as file:
-        if file.read(6) != b"\x93NUMPY":
-            return _numbers(path, "a row of class numbers per data point (numpy.save writes it)")
-    try:
-        return as_matrix(np.load(path, allow_pickle=False))
-    except ValueError as error:
-        raise ValueError(f"{path} holds no matrix of integers ({error}): save it with numpy.save") from None
+    if magic_of(path) == NUMPY:
+        return read_npy(path)
+    return _numbers(path, "a row of class numbers per data point (numpy.save writes it)")
 
 
 @register("cleanlab")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crowdnal.data._labels import warn
+from crowdnal._utils.warn import warn
 from crowdnal.data._table import Table
 from crowdnal.data.formats import register
 from crowdnal.data.formats._shared import Rows, listed, read_json
