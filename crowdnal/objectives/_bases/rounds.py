@@ -14,9 +14,10 @@ from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations, as_annotations, of_classes
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.cross_entropy import Target
 from crowdnal.objectives._bases.history import Round, from_tensor, to_tensor
 from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
-from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
+from crowdnal.objectives._bases.targets import labelled
 
 CALL = (
     "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "
@@ -52,6 +53,7 @@ class RoundsObjective(Objective):
     resizable: ClassVar[tuple[str, ...]] = ("targets",)
     """Buffers whose first size a checkpoint decides."""
 
+    cross_entropy_with: Target = "targets"
     targets: Tensor
     _row_of: Tensor | None
 
@@ -170,13 +172,18 @@ class RoundsObjective(Objective):
         return False
 
     def _loss(self, batch: Batch) -> Tensor:
-        targets = self._rows(batch.annotations).to(batch.logits.dtype)
-        informed = self._informed(batch.annotations).unsqueeze(1)
-        return target_cross_entropy(batch.logits, targets.where(informed, 0.0), batch.reduction)
+        targets = self._counted(batch.annotations).to(batch.logits.dtype)
+        return self.cross_entropy.of_targets(batch.logits, targets, batch.reduction)
 
     @override
     def _units(self, annotations: Annotations) -> Tensor:
-        return self._informed(annotations).sum()
+        if self.class_weight is None:
+            return self._informed(annotations).sum()
+        return self.cross_entropy.units_of(self._counted(annotations)).sum()
+
+    def _counted(self, annotations: Annotations) -> Tensor:
+        """``[B, C]`` targets, 0 for items that do not count."""
+        return self._rows(annotations).where(self._informed(annotations).unsqueeze(1), 0.0)
 
     def _informed(self, annotations: Annotations) -> Tensor:
         """``[B]`` whether the targets of an item say more than the classifier does: it has labels."""

@@ -13,18 +13,19 @@ from crowdnal._utils.options import check_amount, check_choice, check_integer
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, segment_sum
 from crowdnal.functional.segments import gather_rows
-from crowdnal.objectives._bases.base import Predict
+from crowdnal.objectives._bases.base import Predict, SizeOptions
 from crowdnal.objectives._bases.batch import Batch
-from crowdnal.objectives._bases.rounds import CALL, RoundsObjective, RoundsOptions
+from crowdnal.objectives._bases.rounds import CALL, RoundsObjective
 from crowdnal.objectives._bases.targets import labelled, reduce_items
 from crowdnal.objectives.lia.modules import BLOCK_NUMBERS, REFERENCES, PairModel, PairOptions, spaced
 
 Finetune = Literal["item", "annotation", "none"]
 
 
-class PairEMOptions(RoundsOptions, PairOptions, total=False):
+class PairEMOptions(SizeOptions, PairOptions, total=False):
     """Those of :class:`PairEM`, but for the tags."""
 
+    epochs_per_round: int
     rounds: int
     finetune: Finetune
     use_prior: bool
@@ -59,6 +60,7 @@ class PairEM(RoundsObjective):
     """
 
     parts = (PairModel,)
+    cross_entropy_with = None
     resizable = ("targets", "references", "reference_targets")
     needs_features = True
 
