@@ -177,7 +177,10 @@ class Annotations:
         annotators: Ids = None,
         classes: Ids = None,
     ) -> Self:
-        """Read a matrix ``[N, R]`` of labels.
+        """Read a matrix ``[N, R]`` of labels, or soft labels ``[N, R, K]``.
+
+        A soft label is a probability for each class: each above 0 becomes a label of that weight, so that a loss has
+        the cross-entropy with the distribution. All -1 or NaN: no answer.
 
         Args:
             matrix: tensor, array (also masked), nested list, DataFrame (its index and columns are the ids), or the
