@@ -102,7 +102,7 @@ class CMM(GroupedObjective):
             num_groups, num_classes, self.num_labels, trained=training == "gradient", gated=self.needs_features,
             feature_dim=feature_dim,
         )  # fmt: skip
-        self.register_buffer("membership", torch.zeros(0, num_groups))
+        self.membership = torch.zeros(0, num_groups)
         self._cells: Annotations | None = None  # of the run's annotations
 
     @property
