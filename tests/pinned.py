@@ -72,7 +72,12 @@ def loop(model: crowdnal.CrowdModel, data: Any, epochs: int = 3) -> Iterator[Ten
             model(*batch).loss.backward()
             optimizer.step()
         callback.on_epoch_end(epoch)
-    yield from model.state_dict().values()
+    yield from (shown(name, value) for name, value in model.state_dict().items())
+
+
+def shown(name: str, value: Any) -> Any:
+    """An entry of a state, the history without the rows that no round has."""
+    return value[value[:, 0] > 0] if name.endswith("_extra_state") and isinstance(value, Tensor) else value
 
 
 def objective_run(name: str) -> Iterable[Tensor]:
@@ -153,7 +158,7 @@ def command_run(objective: str, **options: Any) -> Iterable[Tensor]:
         make: Callable[..., TrainConfig] = small_run.frozen if options.pop("frozen", False) else small_run.config
         small_run.go(make(root, Path(folder) / "out", objective=objective, **options))
         for name in ("model.safetensors", "objective.safetensors"):
-            yield from (tensor for _, tensor in sorted(load_file(Path(folder) / "out" / name).items()))
+            yield from (shown(key, tensor) for key, tensor in sorted(load_file(Path(folder) / "out" / name).items()))
 
 
 RUNS: Mapping[str, Callable[[], Iterable[Tensor]]] = {

@@ -36,6 +36,11 @@ def check_models(model_a: Any, model_b: Any, scope: str) -> None:
             )
         if objective.reduction == "none":
             raise ValueError(f"{name} has reduction='none': a step needs one number, use 'mean'")
+        if objective.class_weight is not None or not objective.cross_entropy.plain:
+            raise ValueError(
+                f"{name} has class weights, label_smoothing or focal terms, which CCC's corrected steps do not know: "
+                "leave them out, or give the annotations weights"
+            )
         objective.require_square("CCC, whose meta sets take labels for classes,")
         if scope == "head" and not head_of(model):
             raise ValueError(f"{name} has no linear layer, so that scope='head' moves nothing: use scope='all'")

@@ -15,7 +15,7 @@ from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
 from crowdnal.functional.reduction import reduce
 from crowdnal.functional.segments import gather_rows, index_of, mix_indexed
-from crowdnal.functional.sparse import select
+from crowdnal.functional.sparse import compact, select
 
 Normalization = Literal["softmax", "softplus"]
 
@@ -60,7 +60,8 @@ class FreeConfusion(nn.Module):
 
     def scores(self, probs: Tensor, annotations: Annotations) -> Tensor:
         """Scores of the observed labels ``[nnz, K]`` given ``probs [B, C]``."""
-        return mix_indexed(probs, self.weight.to(probs.dtype), index_of(annotations))
+        weight, index = compact(self.weight, annotations) if self.sparse_grad else (self.weight, index_of(annotations))
+        return mix_indexed(probs, weight.to(probs.dtype), index)
 
     def nll(
         self,

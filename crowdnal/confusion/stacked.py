@@ -46,9 +46,13 @@ class StackedConfusion(BlockwiseConfusion):
         """(R, C, K)."""
         return self._shape
 
+    def scores(self, probs: Tensor, annotations: Annotations) -> Tensor:
+        """Scores of the observed labels ``[nnz, K]`` given ``probs [B, C]``; nothing larger is built."""
+        return self.second.scores(self._hidden(probs, annotations), annotations.each_alone())
+
     def nll(self, probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
         """Cross-entropy of each label against the softmax of its scores."""
-        scores = self._activate(self.first.scores(probs, annotations))
+        scores = self._hidden(probs, annotations)
         weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
         each: Reduction = "none" if reduction == "none" else "mean" if mean else "sum"
         return self.second.nll(scores, annotations.each_alone(), weight, each)
@@ -56,6 +60,9 @@ class StackedConfusion(BlockwiseConfusion):
     def matrices(self, annotators: Tensor | slice) -> Tensor:
         """``[r, C, K]``, detached: the scores of these annotators if the classifier is certain of each class."""
         return self.second.times(self._activate(self.first.matrices(annotators)), annotators)
+
+    def _hidden(self, probs: Tensor, annotations: Annotations) -> Tensor:
+        return self._activate(self.first.scores(probs, annotations))
 
     def _activate(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1) if self.hidden == "softmax" else scores

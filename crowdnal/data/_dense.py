@@ -154,7 +154,7 @@ def read_dense(
     return fields._replace(vocabulary=None) if unnamed else fields
 
 
-def _ids(found: list[Any] | None, wanted: Ids, size: int, name: str) -> list[Any]:
+def ids_of(found: list[Any] | None, wanted: Ids, size: int, name: str) -> list[Any]:
     """The ids that a matrix comes with, else those given for it, else numbers."""
     if found is not None or wanted is None:
         return list(range(size)) if found is None else found
@@ -190,9 +190,9 @@ def read_matrix(
         return {"task": row, "worker": f"column {r} of matrix"}.get(what) or matrix.place(i, r)
 
     return Answers(
-        Column(cell // max(num_columns, 1), _ids(matrix.items, items, num_rows, "items"), declared=True),
+        Column(cell // max(num_columns, 1), ids_of(matrix.items, items, num_rows, "items"), declared=True),
         Column(
-            cell % max(num_columns, 1), _ids(matrix.annotators, annotators, num_columns, "annotators"), declared=True
+            cell % max(num_columns, 1), ids_of(matrix.annotators, annotators, num_columns, "annotators"), declared=True
         ),
         label._replace(codes=label.codes[cell]),
         place,
@@ -276,7 +276,7 @@ def _hint(label: Tensor, num_classes: int) -> str:
 
 def _places(found: list[Any] | None, wanted: Ids, size: int, name: str) -> tuple[Tensor | None, tuple[Any, ...] | None]:
     """Where each row (or column) of a matrix goes, None for where it is, and the ids of the result."""
-    ids = _ids(found, wanted, size, name)
+    ids = ids_of(found, wanted, size, name)
     if wanted is None:
         return None, None if found is None else tuple(ids)
     if found is None:

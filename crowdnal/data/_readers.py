@@ -12,6 +12,7 @@ from crowdnal.data._fields import Fields
 from crowdnal.data._files import Reading, read_file
 from crowdnal.data._labels import one_or_several
 from crowdnal.data._long import Long, read_long
+from crowdnal.data._soft import is_soft, soft_fields
 from crowdnal.data._table import Table, as_table
 from crowdnal.data._vocabulary import Ids
 
@@ -27,6 +28,8 @@ def dense_fields(data: Any, num_classes: int | None, missing: Any, items: Ids, a
     """See ``Annotations.from_dense``."""
     if isinstance(data, (str, os.PathLike)):
         data = read_file(Path(data), Reading("dense"), (), missing)
+    if is_soft(data):
+        return soft_fields(data, num_classes, missing, items, annotators, classes)
     matrix = data if isinstance(data, Matrix) else as_matrix(data)
     return read_dense(matrix, num_classes, missing, items, annotators, classes)
 

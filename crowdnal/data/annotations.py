@@ -177,7 +177,10 @@ class Annotations:
         annotators: Ids = None,
         classes: Ids = None,
     ) -> Self:
-        """Read a matrix ``[N, R]`` of labels.
+        """Read a matrix ``[N, R]`` of labels, or soft labels ``[N, R, K]``.
+
+        A soft label is a probability for each class: each above 0 becomes a label of that weight, so that a loss has
+        the cross-entropy with the distribution. All -1 or NaN: no answer.
 
         Args:
             matrix: tensor, array (also masked), nested list, DataFrame (its index and columns are the ids), or the
@@ -462,18 +465,21 @@ class Annotations:
 
     def each_label(self, num_labels: int) -> Annotations:
         """Every annotation as an item that its annotator gives every label of ``num_labels``, in order; no weights."""
-        nnz, device = self.num_annotations, self.device
-        step = torch.arange(num_labels, device=device)
-        order = (self.order.unsqueeze(1) * num_labels + step).flatten()
+        return self.each_alone().every_label(num_labels)
+
+    def every_label(self, num_labels: int) -> Annotations:
+        """Every annotation as one of each label of ``num_labels``, in order, of the same item; no weights."""
+        step = torch.arange(num_labels, device=self.device)
         return self.trusted(
             Fields(
                 num_annotators=self.num_annotators,
                 num_classes=num_labels,
-                indptr=torch.arange(nnz + 1, device=device) * num_labels,
+                indptr=self.indptr * num_labels,
                 annotator=self.annotator.repeat_interleave(num_labels),
-                label=step.repeat(nnz),
-                item=torch.arange(nnz, device=device).repeat_interleave(num_labels),
-                order=order,
+                label=step.repeat(self.num_annotations),
+                item_id=self.item_id,
+                item=self.item.repeat_interleave(num_labels),
+                order=(self.order.unsqueeze(1) * num_labels + step).flatten(),
             )
         )
 

@@ -43,7 +43,7 @@ def collate(batch: Sequence[Any]) -> Any:
 def as_annotations(
     targets: Annotations | Tensor, *, num_annotators: int, num_classes: int, missing: int = -1
 ) -> Annotations:
-    """Targets of a loss: Annotations pass through, a dense ``[B, R]`` tensor is converted.
+    """Targets of a loss: Annotations pass through, dense ``[B, R]`` labels, or soft ``[B, R, K]`` ones, are converted.
 
     Raises:
         ValueError: if R or K are not those expected.
@@ -56,11 +56,12 @@ def as_annotations(
                 "data set, or read the annotations with annotators= and classes="
             )
         return targets
-    if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.shape[1] != num_annotators:
+    shapes = (num_annotators,), (num_annotators, num_classes)
+    if not isinstance(targets, Tensor) or tuple(targets.shape[1:]) not in shapes:
         got = list(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
         raise ValueError(
             f"targets must be Annotations or a tensor [B, {num_annotators}] with {missing} where there is no "
-            f"label, got {got}"
+            f"label, or of probabilities [B, {num_annotators}, {num_classes}]; got {got}"
         )
     return Annotations.from_dense(targets, num_classes=num_classes, missing=missing)
 

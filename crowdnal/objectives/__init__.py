@@ -5,7 +5,7 @@ Every method is one file of this package (or of another one) that ``register`` n
 
 from __future__ import annotations
 
-from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
+from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict, SizeOptions
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.closed_form import ClosedFormObjective
 from crowdnal.objectives._bases.confusions import (
@@ -41,6 +41,7 @@ __all__ = [
     "Round",
     "RoundsObjective",
     "RoundsOptions",
+    "SizeOptions",
     "SoftmaxObjective",
     "create",
     "item_rows",

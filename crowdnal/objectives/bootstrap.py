@@ -23,7 +23,8 @@ class SoftBootstrap(MajorityVote):
     The gradient goes through both, so that the loss is ``beta · CE(vote, p) + (1 - beta) · H(p)``: as the paper says,
     entropy is minimised beside a lighter vote. The paper knows one label per item; here it is the distribution of the
     item's votes. Tanno et al. (2019) compare with it at 0.95 on the majority vote (``soft=False``). Everything else is
-    as in :class:`MajorityVote`; items without labels give 0.
+    as in :class:`MajorityVote`; items without labels give 0. Class weights are of the vote (an item's p counts their
+    mean), and so is smoothing; focal terms are of the whole target.
 
     Args:
         beta: weight of the vote, in (0, 1]; 1 is :class:`SoftMajorityVote`. The paper and the comparison use 0.95.
@@ -42,8 +43,10 @@ class SoftBootstrap(MajorityVote):
     def _loss(self, batch: Batch) -> Tensor:
         vote = self.targets(batch.annotations, batch.logits.dtype)
         log_p = batch.logits.log_softmax(-1)
-        targets = self.beta * vote + (1 - self.beta) * log_p.exp()
-        labelled = (vote > 0).any(-1)
+        weighing = self.cross_entropy
+        units = weighing.units_of(vote)
+        targets = self.beta * weighing.smoothed(vote) + (1 - self.beta) * units.unsqueeze(1) * log_p.exp()
         # a class of probability 0 adds nothing to the entropy, though its log may be infinite
-        loss = -(targets * log_p).where(labelled.unsqueeze(1) & (targets > 0), 0.0).sum(-1)
-        return reduce_items(loss, labelled, batch.reduction)
+        some = (vote > 0).any(-1, keepdim=True) & (targets > 0)
+        loss = (targets * weighing.focused(log_p.where(some, 0.0))).where(some, 0.0).sum(-1)
+        return reduce_items(loss, units, batch.reduction)

@@ -16,7 +16,6 @@ from crowdnal.functional import crowd_posterior, label_counts
 from crowdnal.objectives._bases.base import Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.closed_form import ClosedFormObjective, KnownOptions
-from crowdnal.objectives._bases.targets import target_cross_entropy
 from crowdnal.objectives._registry import register
 
 
@@ -54,6 +53,11 @@ class DLEM(ClosedFormObjective):
         super().__init__(num_classes, num_annotators, epochs_per_round=epochs_per_round, smoothing=smoothing, **known)
         if not 0 <= decay < 1:
             raise ValueError(f"decay={decay!r} must be at least 0 and below 1: the part of the counts that stays")
+        if incremental and self.class_weight is not None:
+            raise ValueError(
+                "class_weight needs targets that are known before the batch, by which a mean is divided: leave out "
+                "incremental=True"
+            )
         self.incremental = incremental
         self.decay = decay
         # a label per class and annotator in the shape of the init, which the first batches replace
@@ -95,7 +99,7 @@ class DLEM(ClosedFormObjective):
                 self.running.mul_(self.decay).add_(counts)
                 self._follow()
         informed = self._informed(annotations).unsqueeze(1)
-        return target_cross_entropy(logits, targets.where(informed, 0.0), batch.reduction)
+        return self.cross_entropy.of_targets(logits, targets.where(informed, 0.0), batch.reduction)
 
     def _follow(self) -> None:
         """The confusions of the running counts, of all annotators: in a few passes, as every batch does it."""

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from crowdnal._utils.options import check_choice, check_integer
 from crowdnal.functional import crowd_cross_entropy
+from crowdnal.functional.segments import gather_rows, index_of, mix_indexed
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.blocks import logsumexp_in_blocks
@@ -138,6 +139,14 @@ class DoctorNet(Objective):
             return crowd_cross_entropy(x, heads, annotations, shared=logits, weight=weight, reduction=reduction)
         loss = crowd_cross_entropy(x, heads, annotations, weight=weight, reduction=reduction)
         return loss + nothing(logits)  # the classifier gets a gradient, 0: DistributedDataParallel waits for one
+
+    def _label_log_probs(self, batch: Batch) -> Tensor:
+        (logits, annotations, features, _, _), heads = batch, self._heads()
+        scores = mix_indexed(self._augmented(features, logits.dtype), heads.to(logits.dtype), index_of(annotations))
+        if self.heads == "residual":
+            every = torch.arange(len(scores), device=scores.device)
+            return (scores + gather_rows(logits, annotations.item, every)).log_softmax(-1)
+        return scores.log_softmax(-1) + nothing(logits)
 
     def _posterior(self, batch: Batch) -> Tensor:
         return self.predict(batch.logits, batch.features).softmax(-1)

@@ -11,7 +11,7 @@ from typing_extensions import override
 from crowdnal.data import Annotations
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions
 from crowdnal.objectives._bases.batch import Batch
-from crowdnal.objectives._bases.targets import most_probable, target_cross_entropy
+from crowdnal.objectives._bases.targets import most_probable
 from crowdnal.objectives._registry import register
 
 
@@ -34,6 +34,7 @@ class MajorityVote(Objective):
 
     models_annotators = False
     counts_items = True
+    cross_entropy_with = "targets"
 
     def __init__(
         self, num_classes: int, num_annotators: int, *, soft: bool = False, **common: Unpack[ObjectiveOptions]
@@ -60,7 +61,7 @@ class MajorityVote(Objective):
 
     def _loss(self, batch: Batch) -> Tensor:
         targets = self.targets(batch.annotations, batch.logits.dtype)
-        return target_cross_entropy(batch.logits, targets, batch.reduction)
+        return self.cross_entropy.of_targets(batch.logits, targets, batch.reduction)
 
     def _log_likelihood(self, batch: Batch) -> Tensor:
         annotations, last = batch.annotations, self.num_classes - 1
@@ -68,7 +69,7 @@ class MajorityVote(Objective):
         return found if self.num_labels == self.num_classes else found.where(annotations.label <= last, 0.0)
 
     def _units(self, annotations: Annotations) -> Tensor:
-        return (self.targets(annotations) > 0).any(-1).sum()
+        return self.cross_entropy.units_of(self.targets(annotations)).sum()
 
     def _posterior(self, batch: Batch) -> Tensor:
         return batch.logits.softmax(-1)

@@ -14,7 +14,7 @@ from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
 from crowdnal.data import Annotations
 from crowdnal.functional import crowd_posterior, label_log_likelihood
-from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
+from crowdnal.objectives._bases.base import Objective, Predict, SizeOptions
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.targets import reduce_items
 from crowdnal.objectives._registry import register
@@ -52,11 +52,12 @@ class MaxMIG(Objective):
     """
 
     counts_items = True
+    cross_entropy_with = None
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         init: Init = "votes", offset: float = 1e-2, class_prior: ClassPrior = "uniform",
-        learn_class_prior: bool = False, **common: Unpack[ObjectiveOptions],
+        learn_class_prior: bool = False, **common: Unpack[SizeOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
         check_choice(Init, init=init)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from crowdnal.functional.segments import index_of, row_products, rows_of_items
 from crowdnal.objectives._bases.base import Objective, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.blocks import logsumexp_in_blocks
+from crowdnal.objectives._bases.cross_entropy import CrossEntropyOptions
 from crowdnal.objectives._registry import register
 
 Variant = Literal["A", "B"]
@@ -58,9 +59,9 @@ class UnionNet(Objective):
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         variant: Variant = "B", init: Init = "votes", num_labels: int | None = None,
-        reduction: Reduction = "item_mean",
+        reduction: Reduction = "item_mean", **terms: Unpack[CrossEntropyOptions],
     ) -> None:  # fmt: skip
-        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction)
+        super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction, **terms)
         check_choice(Variant, variant=variant)
         check_choice(Init, init=init)
         if init == "votes":

@@ -54,11 +54,21 @@ class WeightedDoctorNet(DoctorNet):
             raise RuntimeError(
                 "WeightedDoctorNet needs to know the epoch: call objective.on_epoch_start(epoch) before every epoch"
             )
+        loss = super()._loss(batch)
+        return loss if self._averages else loss + nothing(self.averaging).to(batch.logits.dtype)
+
+    def _nll(self, batch: Batch) -> Tensor:
         if not self._averages:
-            return super()._loss(batch) + nothing(self.averaging).to(batch.logits.dtype)
+            return super()._nll(batch)
         return reduce(-self._log_likelihood(batch), batch.annotations, batch.weight, batch.reduction)
 
+    def _label_log_probs(self, batch: Batch) -> Tensor:
+        return self._averaged(batch)[batch.annotations.item] if self._averages else super()._label_log_probs(batch)
+
     def _log_likelihood(self, batch: Batch) -> Tensor:
+        return self._averaged(batch)[batch.annotations.item, batch.annotations.label]
+
+    def _averaged(self, batch: Batch) -> Tensor:
+        """Log of the weighted mean of the heads' probabilities, ``[B, C]``, differentiable for the weights alone."""
         features = None if batch.features is None else batch.features.detach()
-        average = self._log_average(batch.logits.detach(), features, self._heads().detach(), self._log_weights())
-        return average[batch.annotations.item, batch.annotations.label]
+        return self._log_average(batch.logits.detach(), features, self._heads().detach(), self._log_weights())

@@ -7,13 +7,17 @@ import re
 import textwrap
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, Literal
+
+from torch import Tensor
 
 from crowdnal.objectives import OBJECTIVES, Objective
 from crowdnal.train.config import InputError
 
 # What the command itself decides: sizes by the data, gradients by its dense optimizers, one number a step to minimise
 _DECIDED = ("num_classes", "num_annotators", "num_labels", "sparse_grad", "feature_dim")
+_NUMBERS = Sequence[float]
 _NO_LOSS = "none"  # the reduction that gives no number to minimise
 _REDUCTION = (
     "of a batch's losses: their mean over labels, their sum, or over items of the mean (item_mean) or the sum "
@@ -73,9 +77,15 @@ def resolved_options(cls: type, given: dict[str, Any]) -> dict[str, Any]:
     return {name: given.get(name, parameters[name].default) for name in option_types(cls)}
 
 
-def _is_a_word(hint: Any) -> bool:
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; a tensor that may also be numbers is numbers here."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return all(part in (int, float, bool, str, type(None)) or typing.get_origin(part) is Literal for part in parts)
+    return tuple(part for part in parts if part is not Tensor or _NUMBERS not in parts)
+
+
+def _is_a_word(hint: Any) -> bool:
+    words = (int, float, bool, str, type(None), _NUMBERS)
+    return all(part in words or typing.get_origin(part) is Literal for part in _parts(hint))
 
 
 def _convert(text: str, hint: Any) -> Any:
@@ -85,10 +95,12 @@ def _convert(text: str, hint: Any) -> Any:
             if str(value) == text:
                 return value
         raise ValueError
+    if hint == _NUMBERS:
+        return [float(number) for number in text.split(",")]
     if origin in (typing.Union, types.UnionType):
         if type(None) in arguments and text.lower() in ("none", ""):
             return None
-        for candidate in arguments:
+        for candidate in _parts(hint):
             if candidate is not type(None):
                 try:
                     return _convert(text, candidate)
@@ -108,12 +120,16 @@ def _type_words(hint: Any) -> str:
     if origin is Literal:
         return "one of " + "|".join(map(str, arguments))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("none" if a is type(None) else _type_words(a) for a in arguments)
+        return " or ".join("none" if a is type(None) else _type_words(a) for a in _parts(hint))
+    if hint == _NUMBERS:
+        return "numbers with commas between"
     return {bool: "true|false", int: "an integer", float: "a number", str: "text"}[hint]
 
 
 def value_words(value: Any) -> str:
     """A value of an option as one writes it after ``KEY=``."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

@@ -275,6 +275,7 @@ def test_models_that_are_refused() -> None:
         (crowdnal.attach(coupled.ConvNet(1), crowdnal.TraceRegularized(C, R)), ValueError, "TraceRegularized"),
         (crowdnal.attach(coupled.ConvNet(1), crowdnal.CrowdLayer(C, R, variant="VW")), ValueError, "variant='MW'"),
         (crowdnal.attach(coupled.ConvNet(1), crowdnal.CrowdLayer(C, R, rank=1)), ValueError, "full matrix"),
+        (crowdnal.attach(coupled.ConvNet(1), crowdnal.CrowdLayer(C, R, focal=2.0)), ValueError, "focal terms"),
         (crowdnal.attach(coupled.ConvNet(1), crowdnal.CrowdLayer(C, R, groups=[0] * R)), ValueError, "groups"),
         (crowdnal.attach(coupled.ConvNet(1), crowdnal.CrowdLayer(C, R, sparse_grad=True)), ValueError, "dense grad"),
         (crowdnal.attach(coupled.ConvNet(1), crowdnal.CrowdLayer(C, R, num_labels=4)), ValueError, "num_labels=4"),

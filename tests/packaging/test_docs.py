@@ -119,6 +119,19 @@ def check_functions(scope: Scope, printed: str) -> None:
     assert set(re.findall(r"`(\w+)`", table)) == public
 
 
+def check_mixtures(scope: Scope, printed: str) -> None:
+    """Every objective is in one row of the table, with what it does."""
+    found: dict[str, tuple[str, str]] = {}
+    for row in re.findall(r"^\| (`.*) \|$", text_of("docs/mixtures.md"), flags=re.M):
+        names, terms, gold, _ = row.split(" | ")
+        found |= dict.fromkeys(re.findall(r"`([\w-]+)`", names), (terms, gold))
+    terms = {"labels": "each label", "targets": "targets", None: "refused"}
+    made = {name: cls for name, cls in objectives.OBJECTIVES.items() if cls.__module__.startswith("crowdnal.")}
+    kinds = {name: cls.cross_entropy_with for name, cls in made.items()} | {"cmm": "targets"}
+    gold = {name: "held in every step" if cls.holds_known else "in the loss" for name, cls in made.items()}
+    assert found == {name: (terms[kinds[name]], gold[name]) for name in made}
+
+
 SMALL = {'"resnet50", pretrained=True': '"test_resnet"'}
 SWAPS: dict[str, list[dict[str, str]]] = {  # a block each: no download, few epochs
     "docs/loops.md": [
@@ -153,6 +166,7 @@ CHECKS: dict[str, tuple[int, Callable[[Scope, str], None]]] = {  # how many comm
     "docs/data.md": (6, check_data),
     "docs/functions.md": (0, check_functions),
     "docs/loops.md": (1, check_loops),
+    "docs/mixtures.md": (5, check_mixtures),
     "docs/methods.md": (0, check_tags),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import pickle
 import re
@@ -43,6 +44,16 @@ def helped(capsys, *words: str) -> str:
         cli.main([*words, "--help"])
     assert stop.value.code == 0
     return capsys.readouterr().out
+
+
+def test_class_weights_are_numbers_with_commas_between():
+    given = parse_options(OBJECTIVES["trace"], ("class_weight=0.5,2, 1", "label_smoothing=0.1", "focal=2"))
+    assert given == {"class_weight": [0.5, 2.0, 1.0], "label_smoothing": 0.1, "focal": 2.0}
+    assert value_words(given["class_weight"]) == "0.5,2.0,1.0"
+    assert parse_options(OBJECTIVES["trace"], ("class_weight=none",)) == {"class_weight": None}
+    with pytest.raises(InputError, match="class_weight='a,b' must be numbers with commas between or none"):
+        parse_options(OBJECTIVES["trace"], ("class_weight=a,b",))
+    assert "class_weight" not in option_types(OBJECTIVES["max-mig"]) | option_types(OBJECTIVES["lia"])
 
 
 def test_every_option_comes_back_from_its_command(monkeypatch):
@@ -122,10 +133,11 @@ def test_values_that_no_run_can_have(root, tmp_path, words, match):
 
 
 def test_report_shows_what_decides_the_training(root, tmp_path):
-    run = go(frozen(root, tmp_path / "run", epochs=1, options=("variant=VB",), seed=3))
-    html = (run.out / "report.html").read_text()
-    rows = dict(re.findall(r"<tr><td>([\w ]+)</td><td>([^<]*)</td></tr>", html))
-    assert rows["options"] == "variant=VB" and rows["seed"] == "3" and rows["image size"] == "32"
+    run = go(frozen(root, tmp_path / "run", epochs=1, options=("variant=VB", "class_weight=1,2,1", "focal=2"), seed=3))
+    page = (run.out / "report.html").read_text()
+    rows = dict(re.findall(r"<tr><td>([\w ]+)</td><td>([^<]*)</td></tr>", page))
+    assert html.unescape(rows["options"]) == 'variant=VB,"class_weight=1,2,1",focal=2'
+    assert rows["seed"] == "3" and rows["image size"] == "32"
     assert rows["objective lr"] == in_words(run.metrics["arguments"]["objective_lr"]) and rows["epochs"] == "1"
     assert not {"weights", "feature cache", "out", "workers"} & set(rows)
 
@@ -193,6 +205,7 @@ def test_dry_run_writes_nothing(root, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "108 labels by 5 annotators on 36 of 39 images, 3 classes" in said
     told = {"trace_weight=0.5", "normalization=softplus", "warmup_epochs=0", "scope=all", "rank=none", "reduction=mean"}
+    told |= {"class_weight=none", "label_smoothing=0.0", "focal=0.0"}
     assert told == set(re.search("^trace: (.*)$", said, flags=re.M)[1].split())
     assert "epochs 3, batch size 8, optimizer adam, lr 0.02, objective lr 0.02" in said and "seed 11" in said
     assert "nothing was written" in said and not list(tmp_path.iterdir())

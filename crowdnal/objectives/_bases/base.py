@@ -37,7 +37,17 @@ from crowdnal._utils.options import check_choice, check_integer, check_types
 from crowdnal.aggregation import posterior
 from crowdnal.data import Annotations, as_annotations, as_gold
 from crowdnal.functional import Reduction
+from crowdnal.functional.reduction import reduce
 from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.cross_entropy import (
+    NAMES,
+    ClassWeight,
+    CrossEntropy,
+    CrossEntropyOptions,
+    Target,
+    check_shape_of_terms,
+    checked_class_weight,
+)
 from crowdnal.objectives._bases.known import KnownClasses
 from crowdnal.objectives._bases.signature import full_doc, full_signature
 from crowdnal.objectives._bases.targets import labelled
@@ -47,11 +57,15 @@ from crowdnal.objectives._bases.updates import watch
 Predict = Callable[[], tuple[Tensor, Tensor | None]]
 
 
-class ObjectiveOptions(TypedDict, total=False):
-    """Those of :class:`Objective`."""
+class SizeOptions(TypedDict, total=False):
+    """Those of every :class:`Objective`."""
 
     num_labels: int | None
     reduction: Reduction
+
+
+class ObjectiveOptions(SizeOptions, CrossEntropyOptions, total=False):
+    """Those of an :class:`Objective` whose loss is a cross-entropy."""
 
 
 class Objective(nn.Module):
@@ -70,6 +84,11 @@ class Objective(nn.Module):
             (``"item_mean"``) or their sum (``"per_item"``, the 1/N Σ_i Σ_r of the papers' formulas, beside which a
             penalty weighs less by the labels of an item), or ``"none"``: the data term of each annotation ``[nnz]``, to
             which :meth:`penalty` is not added. An empty batch has loss 0 and zero gradients.
+        class_weight: ``[K]`` what a label of each class counts, 0 or more, times the weight of the annotation; where
+            the loss is a cross-entropy with targets by item ``[C]``, what the classes count in them. A mean is divided
+            by these weights too.
+        label_smoothing: ε in [0, 1): a label (a target) is 1 - ε of itself and ε spread over all K (C).
+        focal: γ, 0 or more: what has probability p counts ``(1 - p)^γ``, so that what is easy counts less.
     """
 
     name: ClassVar[str]
@@ -77,6 +96,7 @@ class Objective(nn.Module):
     source: ClassVar[str]
     __signature__: ClassVar[inspect.Signature]
     made_with: dict[str, Any]
+    class_weight: Tensor | None
     needs_features: bool = False
     models_annotators: bool = True
     counts_items: ClassVar[bool] = False
@@ -85,12 +105,20 @@ class Objective(nn.Module):
     """Whether the targets are those of :meth:`set_gold` where they are known, so that the loss adds nothing."""
     found_of_annotators: ClassVar[tuple[str, ...]] = ()
     """Buffers that get a row per annotator in training: those who come later get the mean of the others."""
+    cross_entropy_with: Target = "labels"
+    """Whether class weights, smoothing and focal terms are of each label's likelihood, of the classifier's
+    cross-entropy with targets by item (``self.cross_entropy.of_targets``), or have no meaning and are refused."""
     parts: ClassVar[tuple[type, ...]] = ()
     """Classes, other than the base, to which the constructor hands options on."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Refuses options of a wrong type by name, before a constructor runs into them; notes what it is made with."""
         parameters = inspect.signature(cls).parameters
+        if cls.cross_entropy_with is None and (refused := [name for name in NAMES if kwargs.get(name) is not None]):
+            raise ValueError(
+                f"{refused[0]} has no meaning for {cls.__name__}, whose loss is no cross-entropy of single labels: "
+                "give the annotations weights (Annotations(weight=...)) instead"
+            )
         check_types(parameters, {**dict(zip(parameters, args, strict=False)), **kwargs})
         new = super().__new__(cls)
         try:
@@ -102,7 +130,8 @@ class Objective(nn.Module):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        num_labels: int | None = None, reduction: Reduction = "mean",
+        num_labels: int | None = None, reduction: Reduction = "mean", class_weight: ClassWeight | None = None,
+        label_smoothing: float = 0.0, focal: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         num_labels = num_classes if num_labels is None else num_labels
@@ -112,6 +141,10 @@ class Objective(nn.Module):
         self.num_annotators = num_annotators
         self.num_labels = num_labels
         self.reduction: Reduction = reduction
+        check_shape_of_terms(label_smoothing, focal)
+        self.label_smoothing, self.focal = label_smoothing, focal
+        of = {"num_labels": num_labels} if self.cross_entropy_with == "labels" else {"num_classes": num_classes}
+        self.register_buffer("class_weight", checked_class_weight(class_weight, **of), persistent=False)
         self.known: KnownClasses | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -136,6 +169,8 @@ class Objective(nn.Module):
             Scalar, or ``[nnz]`` for ``reduction="none"``.
         """
         batch = self.as_batch(logits, annotations, features)
+        if self.cross_entropy_with == "labels":
+            batch = batch.of(self.cross_entropy.by_label(batch.annotations))
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             watch(self)
         with torch.autocast(batch.logits.device.type, enabled=False):
@@ -144,7 +179,8 @@ class Objective(nn.Module):
                 return loss
             if self.known is not None and not self.holds_known:
                 units = self._units(batch.annotations)
-                loss = self.known.join(loss, units, batch.logits, batch.annotations, self.reduction)
+                weight = self.cross_entropy.of_classes(self.num_classes, batch.logits.dtype)
+                loss = self.known.join(loss, units, batch.logits, batch.annotations, self.reduction, weight)
             penalty = self.penalty(batch.annotations) if batch.annotations.num_annotations > 0 else None
             return loss if penalty is None else loss + penalty.to(loss.dtype)
 
@@ -210,8 +246,11 @@ class Objective(nn.Module):
 
     def units(self, annotations: Annotations) -> Tensor:
         """Scalar: how many labels (their weight) or items a mean is over; see :func:`crowdnal.batch_shares`."""
-        units = self._units(annotations)
-        return units if self.known is None or self.holds_known else units + self.known.units(annotations)
+        counted = self.cross_entropy.by_label(annotations) if self.cross_entropy_with == "labels" else annotations
+        units = self._units(counted)
+        if self.known is None or self.holds_known:
+            return units
+        return units + self.known.units(annotations, self.cross_entropy.of_classes(self.num_classes, torch.float32))
 
     def _units(self, annotations: Annotations) -> Tensor:
         if self.reduction in ("item_mean", "per_item") or self.counts_items:
@@ -275,8 +314,25 @@ class Objective(nn.Module):
 
     # For methods
 
+    @property
+    def cross_entropy(self) -> CrossEntropy:
+        """What labels count in it: class weights, smoothing, focal terms."""
+        return CrossEntropy(self.class_weight, self.label_smoothing, self.focal)
+
     def _loss(self, batch: Batch) -> Tensor:
-        return self._nll(batch)
+        cross_entropy, annotations = self.cross_entropy, batch.annotations
+        if cross_entropy.plain:
+            return self._nll(batch)
+        if cross_entropy.label_smoothing > 0:
+            terms = cross_entropy.of_labels(self._label_log_probs(batch), annotations.label)
+        else:
+            terms = cross_entropy.focused(-self._nll(batch.each()))
+        return reduce(terms, annotations, batch.weight, batch.reduction)
+
+    def _label_log_probs(self, batch: Batch) -> Tensor:
+        """``[nnz, K]``: the log-probability of every label that an annotator might have given."""
+        every = batch.annotations.every_label(self.num_labels)
+        return -self._nll(batch.of(every).each()).view(-1, self.num_labels)
 
     def _log_likelihood(self, batch: Batch) -> Tensor:
         return -self._nll(batch.each())

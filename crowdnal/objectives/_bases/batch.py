@@ -34,6 +34,10 @@ class Batch(NamedTuple):
             logits.log_softmax(-1), table, annotations, normalization=normalization, weight=weight, reduction=reduction
         )
 
+    def of(self, annotations: Annotations) -> Batch:
+        """The same, with other weights of the annotations."""
+        return self._replace(annotations=annotations, weight=annotations.weight)
+
     def each(self) -> Batch:
         """The same, of which each annotation's own term is asked for: unweighted, not reduced."""
         ones = self.logits.new_ones(self.annotations.num_annotations)

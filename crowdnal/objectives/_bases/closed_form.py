@@ -28,6 +28,7 @@ from crowdnal.objectives._bases.base import ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.item_rows import GIVE, item_rows
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
+from crowdnal.objectives._bases.run_state import of_run
 from crowdnal.objectives._bases.targets import labelled
 
 
@@ -62,9 +63,9 @@ class ClosedFormObjective(RoundsObjective):
 
     holds_known = True
     log_confusion: Tensor
-    gold: Tensor | None
+    gold: Tensor | None = of_run("gold")
     initial: Tensor | None
-    confusion_prior: Tensor | None
+    confusion_prior: Tensor | None = of_run("confusion_prior")
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -88,12 +89,9 @@ class ClosedFormObjective(RoundsObjective):
         self.crowd_prior: Prior = None  # what a prior is made from when training starts
         if not isinstance(confusion_prior, Tensor):
             self.crowd_prior, confusion_prior = confusion_prior, None
-        for name, option in {
-            "gold": gold,
-            "initial": None if initial_confusion is None else log_confusion.clone(),
-            "confusion_prior": confusion_prior,
-        }.items():
-            self.register_buffer(name, option, persistent=False)
+        initial = None if initial_confusion is None else log_confusion.clone()
+        self.register_buffer("initial", initial, persistent=False)
+        self.gold, self.confusion_prior = gold, confusion_prior
 
     @override
     def set_gold(self, gold: Any, annotations: Annotations | None = None, *, weight: float = 1.0) -> None:

@@ -129,6 +129,9 @@ class SoftmaxObjective(ConfusionObjective):
         owners = self._by_matrix(batch.annotations)
         return self.annotators.nll(batch.logits.softmax(-1), owners, batch.weight, batch.reduction)
 
+    def _label_log_probs(self, batch: Batch) -> Tensor:
+        return self.annotators.scores(batch.logits.softmax(-1), self._by_matrix(batch.annotations)).log_softmax(-1)
+
 
 class MixtureObjective(ConfusionObjective):
     """Base of those whose label probabilities are ``p A_r``: the mixture link."""

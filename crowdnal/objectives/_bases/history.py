@@ -24,11 +24,21 @@ class Round(NamedTuple):
     seconds: float | None = None
 
 
+MOST = 1024
+"""Rounds that a state has."""
+
+
 def to_tensor(history: list[Round]) -> Tensor:
-    """``[T, 3]`` float64, without the seconds: every checkpoint format can hold a tensor."""
-    return torch.tensor([made[:3] for made in history], dtype=torch.float64).view(-1, 3)
+    """``[MOST, 3]`` float64, without the seconds, 0 where there is no round: every checkpoint format holds a tensor.
+
+    Always of the same size, as averages of weights (EMA) pair states entry by entry.
+    """
+    table = torch.zeros(MOST, 3, dtype=torch.float64)
+    made = history[-MOST:]
+    table[: len(made)] = torch.tensor([one[:3] for one in made], dtype=torch.float64).view(-1, 3)
+    return table
 
 
 def from_tensor(state: Tensor) -> list[Round]:
     """What `to_tensor` made a tensor of."""
-    return [Round(int(number), int(epoch), likelihood) for number, epoch, likelihood in state.tolist()]
+    return [Round(int(number), int(epoch), likelihood) for number, epoch, likelihood in state.tolist() if number > 0]

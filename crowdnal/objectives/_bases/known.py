@@ -42,21 +42,27 @@ class KnownClasses:
             return self.classes
         raise ValueError(f"annotations have no item_id and {len(annotations)} items, but gold has {size}: {GIVE}")
 
-    def units(self, annotations: Annotations) -> Tensor:
-        """Scalar: what the known classes of a batch count in a mean."""
-        return self.weight * (self.of(annotations) >= 0).sum()
+    def units(self, annotations: Annotations, class_weight: Tensor | None) -> Tensor:
+        """Scalar: what the known classes of a batch count in a mean, with weights ``[C]`` of classes."""
+        return self.weight * _total(self.of(annotations), class_weight)
 
     def join(
-        self, loss: Tensor, units: Tensor, logits: Tensor, annotations: Annotations, reduction: Reduction
+        self,
+        loss: Tensor,
+        units: Tensor,
+        logits: Tensor,
+        annotations: Annotations,
+        reduction: Reduction,
+        class_weight: Tensor | None,
     ) -> Tensor:
         """The loss of the annotations, which are ``units``, with the cross-entropy of the known classes."""
         known = self.of(annotations)
         counted = known >= 0
         logits = logits.where(counted.unsqueeze(1), 0.0)  # what does not count may be anything
-        own = self.weight * F.cross_entropy(logits, known, ignore_index=-1, reduction="sum")
+        own = self.weight * F.cross_entropy(logits, known, class_weight, ignore_index=-1, reduction="sum")
         if reduction == "sum":
             return loss + own
-        total = units.to(own.dtype) + self.weight * counted.sum()
+        total = units.to(own.dtype) + self.weight * _total(known, class_weight)
         return (loss * units + own) / total.where(total > 0, 1.0)
 
     def correct(self, posterior: Tensor, annotations: Annotations) -> Tensor:
@@ -64,3 +70,8 @@ class KnownClasses:
         known = self.of(annotations)
         certain = F.one_hot(known.clamp(min=0), posterior.shape[1]).to(posterior)
         return torch.where((known >= 0).unsqueeze(1), certain, posterior)
+
+
+def _total(known: Tensor, class_weight: Tensor | None) -> Tensor:
+    counted = known >= 0
+    return counted.sum() if class_weight is None else class_weight[known.clamp(min=0)].where(counted, 0.0).sum()

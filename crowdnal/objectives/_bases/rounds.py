@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -14,9 +14,11 @@ from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations, as_annotations, of_classes
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.cross_entropy import Target
 from crowdnal.objectives._bases.history import Round, from_tensor, to_tensor
 from crowdnal.objectives._bases.item_rows import GIVE, ItemNumbers, item_rows, row_table
-from crowdnal.objectives._bases.targets import labelled, target_cross_entropy
+from crowdnal.objectives._bases.run_state import RunState, of_run
+from crowdnal.objectives._bases.targets import labelled
 
 CALL = (
     "before the first epoch call on_train_start(annotations, predict) with the whole training set, or on_train_resume "
@@ -43,17 +45,16 @@ class RoundsObjective(Objective):
     those of the training set (row numbers, where it has none). Under several processes each is given the whole training
     set and all predictions, and makes the same round.
 
-    The targets are a buffer of the size of the training set: to average weights (EMA), average the backbone.
-
     Args:
         epochs_per_round: epochs between two refreshed targets (of an M-step), 1 or more.
     """
 
-    resizable: ClassVar[tuple[str, ...]] = ("targets",)
-    """Buffers whose first size a checkpoint decides."""
+    stored: ClassVar[tuple[str, ...]] = ("targets",)
+    """Tensors of the run (`RunState`) that the state has, beside the history; a checkpoint decides their sizes."""
 
-    targets: Tensor
-    _row_of: Tensor | None
+    cross_entropy_with: Target = "targets"
+    targets: Tensor = of_run("targets")
+    _row_of: Tensor | None = of_run("_row_of")
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -62,13 +63,21 @@ class RoundsObjective(Objective):
         super().__init__(num_classes, num_annotators, **common)
         check_integer(1, epochs_per_round=epochs_per_round)
         self.epochs_per_round = epochs_per_round
-        self.history: list[Round] = []
-        self.register_buffer("targets", torch.zeros(0, num_classes))
-        self.register_buffer("_row_of", None, persistent=False)
+        self._run = RunState(torch.zeros(0, num_classes))
+        self._row_of = None
         self._numbers = ItemNumbers(None)
         self._annotations: Annotations | None = None
         self._predict: Predict | None = None
         self._loaded = False
+
+    @property
+    def history(self) -> list[Round]:
+        """What the rounds reported; the state has the last 1,024."""
+        return self._run.history
+
+    @history.setter
+    def history(self, history: list[Round]) -> None:
+        self._run.history = history
 
     # Hooks
 
@@ -77,6 +86,7 @@ class RoundsObjective(Objective):
         """Makes the first targets, or keeps those that a checkpoint brought since the last one."""
         if annotations is None:
             return
+        self._run.begin()
         if self._loaded:
             self.on_train_resume(annotations, predict)
             return
@@ -94,6 +104,7 @@ class RoundsObjective(Objective):
         """
         if annotations is None:
             return
+        self._run.begin()
         if len(self.targets) != len(annotations):
             raise ValueError(
                 f"annotations has {len(annotations)} items but the targets in use are of {len(self.targets)}: resume "
@@ -170,13 +181,18 @@ class RoundsObjective(Objective):
         return False
 
     def _loss(self, batch: Batch) -> Tensor:
-        targets = self._rows(batch.annotations).to(batch.logits.dtype)
-        informed = self._informed(batch.annotations).unsqueeze(1)
-        return target_cross_entropy(batch.logits, targets.where(informed, 0.0), batch.reduction)
+        targets = self._counted(batch.annotations).to(batch.logits.dtype)
+        return self.cross_entropy.of_targets(batch.logits, targets, batch.reduction)
 
     @override
     def _units(self, annotations: Annotations) -> Tensor:
-        return self._informed(annotations).sum()
+        if self.class_weight is None:
+            return self._informed(annotations).sum()
+        return self.cross_entropy.units_of(self._counted(annotations)).sum()
+
+    def _counted(self, annotations: Annotations) -> Tensor:
+        """``[B, C]`` targets, 0 for items that do not count."""
+        return self._rows(annotations).where(self._informed(annotations).unsqueeze(1), 0.0)
 
     def _informed(self, annotations: Annotations) -> Tensor:
         """``[B]`` whether the targets of an item say more than the classifier does: it has labels."""
@@ -186,7 +202,10 @@ class RoundsObjective(Objective):
 
     def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         sizes = {"num_annotators": self.num_annotators, "num_classes": self.num_labels}
-        annotations = as_annotations(annotations, **sizes).to(self.targets.device).prepare()
+        self._run.begin()
+        device = next((own.device for own in [*self.parameters(), *self.buffers()]), self.targets.device)
+        self._run.apply(lambda tensor: tensor.to(device))  # who moves parameters and buffers alone (FSDP) forgets these
+        annotations = as_annotations(annotations, **sizes).to(device).prepare()
         self._row_of = row_table(annotations.item_id)
         self._numbers = ItemNumbers(annotations.vocabulary)
         self._annotations, self._predict = annotations, predict
@@ -202,15 +221,40 @@ class RoundsObjective(Objective):
         """Takes up the history."""
         self.history = from_tensor(state)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in self.resizable:
-            given, own = state_dict.get(prefix + name), getattr(self, name)
-            if not isinstance(given, Tensor) or given.dim() != own.dim() or given.shape == own.shape:
-                continue
-            if given.shape[1:] == own.shape[1:] or 0 in own.shape[1:]:  # 0: features whose length is not known yet
-                setattr(self, name, own.new_empty(given.shape))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self._loaded = len(state_dict.get(prefix + "targets", ())) > 0
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._run.apply(fn)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "targets"] = self.targets
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        history = destination.pop(prefix + "_extra_state")
+        destination |= {prefix + name: self._run[name] for name in self.stored} | {prefix + "_extra_state": history}
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any,
+        errors: list[str],
+    ) -> None:  # fmt: skip
+        self._run.begin()
+        found: dict[str, Tensor] = {}
+        for name in self.stored:
+            given, own = state_dict.get(prefix + name), self._run[name]
+            if given is None:
+                missing += [prefix + name] * strict
+            elif given.dim() == own.dim() and (given.shape[1:] == own.shape[1:] or 0 in own.shape[1:]):
+                found[name] = given  # 0: features whose length is not known yet
+            else:
+                sizes = f"{list(given.shape)} in the state, {list(own.shape)} here"
+                errors.append(f"size mismatch for {prefix}{name}: {sizes}")
+        rest = {key: value for key, value in state_dict.items() if key not in {prefix + name for name in self.stored}}
+        super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
+        with torch.no_grad():
+            for name, given in found.items():
+                own = self._run[name]
+                kept = own if own.shape == given.shape else own.new_empty(given.shape)
+                self._run[name] = kept.copy_(given)
+        self._loaded = len(found.get("targets", ())) > 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the run: a copy (a pickle) has the targets, and is given its training set anew."""

@@ -11,6 +11,7 @@ from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.data import Annotations
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsObjective
+from crowdnal.objectives._bases.run_state import of_run
 from crowdnal.objectives.cmm.em import group_posteriors
 from crowdnal.objectives.cmm.mixture import GroupMixture
 
@@ -21,11 +22,11 @@ class GroupedObjective(RoundsObjective):
     ``membership [R, M]`` is p(group | annotator); ``[0, M]`` as long as nothing is known: then it is α for everyone.
     """
 
-    resizable = ("targets", "membership")
+    stored = ("targets", "membership")
     found_of_annotators = ("membership",)
 
     mixture: GroupMixture
-    membership: Tensor
+    membership: Tensor = of_run("membership")
 
     @override
     def set_feature_dim(self, feature_dim: int) -> None:

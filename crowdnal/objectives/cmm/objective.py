@@ -13,6 +13,7 @@ from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations, of_classes
 from crowdnal.objectives._bases.base import Objective, Predict
 from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.cross_entropy import Target
 from crowdnal.objectives._bases.rounds import RoundsOptions
 from crowdnal.objectives._registry import register
 from crowdnal.objectives.cmm.em import Expected, expect, expect_annotators, label_cells, maximise
@@ -63,6 +64,8 @@ class CMM(GroupedObjective):
         feature_dim: D, for the gate. None: inferred by ``attach``, or from the first batch.
     """
 
+    cross_entropy_with: Target = "labels"  # as many class weights as labels in either form
+
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         num_groups: int = 3, training: Training = "em", setting: Setting = "individual",
@@ -89,6 +92,7 @@ class CMM(GroupedObjective):
                 "setting='individual'"
             )
         self.form: Training = training
+        self.cross_entropy_with = "labels" if training == "gradient" else "targets"
         self.setting: Setting = setting
         self.grouped: Grouped = grouped
         self.gate: Gate = gate
@@ -98,7 +102,7 @@ class CMM(GroupedObjective):
             num_groups, num_classes, self.num_labels, trained=training == "gradient", gated=self.needs_features,
             feature_dim=feature_dim,
         )  # fmt: skip
-        self.register_buffer("membership", torch.zeros(0, num_groups))
+        self.membership = torch.zeros(0, num_groups)
         self._cells: Annotations | None = None  # of the run's annotations
 
     @property
@@ -171,7 +175,7 @@ class CMM(GroupedObjective):
             self._set_targets(found.targets)
 
     def _loss(self, batch: Batch) -> Tensor:
-        return self._nll(batch) if self.form == "gradient" else super()._loss(batch)
+        return Objective._loss(self, batch) if self.form == "gradient" else super()._loss(batch)
 
     @override
     def _units(self, annotations: Annotations) -> Tensor:

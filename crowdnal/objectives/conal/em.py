@@ -15,6 +15,7 @@ from crowdnal.aggregation.common_confusion import CommonConfusionEM, Omega
 from crowdnal.data import Annotations
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.rounds import RoundsObjective, RoundsOptions
+from crowdnal.objectives._bases.run_state import of_run
 from crowdnal.objectives._registry import register
 
 
@@ -33,12 +34,12 @@ class CoNALEM(RoundsObjective):
         smoothing: pseudo-count of every cell of every confusion, 0 or more.
     """
 
-    resizable = ("targets", "annotation_omega")
+    stored = ("targets", "annotation_omega")
 
     common: Tensor
     individual: Tensor
     omega: Tensor
-    annotation_omega: Tensor
+    annotation_omega: Tensor = of_run("annotation_omega")
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -55,7 +56,7 @@ class CoNALEM(RoundsObjective):
         self.register_buffer("common", even[0].clone())
         self.register_buffer("individual", even)
         self.register_buffer("omega", torch.full((num_annotators,), 0.5))
-        self.register_buffer("annotation_omega", torch.zeros(0))
+        self.annotation_omega = torch.zeros(0)
 
     @override
     def confusion(self) -> Tensor:

@@ -128,6 +128,19 @@ class CoNAL(SoftmaxObjective):
         individual = partial(self.annotators.nll, scores, self._by_matrix(annotations))
         return self._mixed(individual, scores @ common, source, batch)
 
+    def _label_log_probs(self, batch: Batch) -> Tensor:
+        logits, annotations, features, _, _ = batch
+        assert features is not None
+        p = logits.softmax(-1)
+        source = self.noise_source(features.to(logits.dtype), annotations).unsqueeze(1)
+        every = torch.arange(len(source), device=source.device)
+        together = gather_rows(p @ self.common.to(p.dtype), annotations.item, every)
+        alone = self.annotators.scores(p, self._by_matrix(annotations))
+        if self.mixing == "logits":
+            return alone.lerp(together, source.sigmoid()).log_softmax(-1)
+        both = F.logsigmoid(source) + together.log_softmax(-1), F.logsigmoid(-source) + alone.log_softmax(-1)
+        return torch.logaddexp(*both)
+
     def _mixed(self, individual: Callable[..., Tensor], shared: Tensor, source: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the labels from the scores [B, K] of the common confusion and what the individual gives."""
         if self.mixing == "logits":

@@ -13,18 +13,20 @@ from crowdnal._utils.options import check_amount, check_choice, check_integer
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, segment_sum
 from crowdnal.functional.segments import gather_rows
-from crowdnal.objectives._bases.base import Predict
+from crowdnal.objectives._bases.base import Predict, SizeOptions
 from crowdnal.objectives._bases.batch import Batch
-from crowdnal.objectives._bases.rounds import CALL, RoundsObjective, RoundsOptions
+from crowdnal.objectives._bases.rounds import CALL, RoundsObjective
+from crowdnal.objectives._bases.run_state import of_run
 from crowdnal.objectives._bases.targets import labelled, reduce_items
 from crowdnal.objectives.lia.modules import BLOCK_NUMBERS, REFERENCES, PairModel, PairOptions, spaced
 
 Finetune = Literal["item", "annotation", "none"]
 
 
-class PairEMOptions(RoundsOptions, PairOptions, total=False):
+class PairEMOptions(SizeOptions, PairOptions, total=False):
     """Those of :class:`PairEM`, but for the tags."""
 
+    epochs_per_round: int
     rounds: int
     finetune: Finetune
     use_prior: bool
@@ -59,13 +61,14 @@ class PairEM(RoundsObjective):
     """
 
     parts = (PairModel,)
-    resizable = ("targets", "references", "reference_targets")
+    cross_entropy_with = None
+    stored = ("targets", "references", "reference_targets")
     needs_features = True
 
     pairs: PairModel
-    references: Tensor
-    reference_targets: Tensor
-    _labels_of: Tensor | None
+    references: Tensor = of_run("references")
+    reference_targets: Tensor = of_run("reference_targets")
+    _labels_of: Tensor | None = of_run("_labels_of")
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
@@ -89,9 +92,9 @@ class PairEM(RoundsObjective):
         self.needs_features = pairs.get("instance", "features") == "features"
         sizes = num_classes, self.num_labels, num_annotators
         self.pairs = PairModel(*sizes, num_tags=num_tags, tag_dim=tag_dim, **pairs)
-        self.register_buffer("references", torch.zeros(0, 0))
-        self.register_buffer("reference_targets", torch.zeros(0, num_tags, num_classes))
-        self.register_buffer("_labels_of", None, persistent=False)
+        self.references = torch.zeros(0, 0)
+        self.reference_targets = torch.zeros(0, num_tags, num_classes)
+        self._labels_of = None
 
     @property
     def em_epochs(self) -> int:
