@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import crowdnal
-from crowdnal.objectives import OBJECTIVES, table
+from crowdnal.objectives import table
 from crowdnal.train import InputError, Interrupted, TrainConfig, plan, run
 from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, READING, VALUE_TYPES, default_in_words, flag
-from crowdnal.train.options import description, facts, objective_class, option_help, summary
+from crowdnal.train.options import description, facts, methods, objective_class, option_help, summary
 from crowdnal.train.progress import Reporter
 
 _EXAMPLES = """\
@@ -32,8 +32,8 @@ examples:
   Go on after an interruption: the same command with --resume.
 """
 _ADVICE = """
-Begin with crowd-layer, the default, and compare it with soft-majority-vote, which does not model annotators. For very
-many annotators with few labels each: cmm, dl-wc. An objective's options and details: crowdnal objectives NAME."""
+Begin with feature-em, the default, and compare it with soft-majority-vote, which does not model annotators. For very
+many annotators with few labels each: cmm, dl-wc, ccc. An objective's options and details: crowdnal objectives NAME."""
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
@@ -146,10 +146,10 @@ def _objectives(chosen: argparse.Namespace) -> int:
         told = "".join(f"{word:<8}{text}\n" for word, text in facts(cls).items())
         print(f"{chosen.name}\n\n{told}\n{description(cls)}\n\noptions (--option KEY=VALUE):\n{option_help(cls)}")
         return 0
-    width = max(map(len, OBJECTIVES))
-    for name in OBJECTIVES:
+    width = max(map(len, methods()))
+    for name in methods():
         try:
-            cls = OBJECTIVES[name]
+            cls = objective_class(name)
         except ImportError as error:
             print(f"crowdnal: warning: {_one_line(error)}", file=sys.stderr)
             continue
