@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import crowdnal
 from crowdnal.objectives import table
-from crowdnal.train import InputError, Interrupted, TrainConfig, plan, run
+from crowdnal.train import InputError, Interrupted, OtherProcessFailed, TrainConfig, plan, run
 from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, READING, VALUE_TYPES, default_in_words, flag
 from crowdnal.train.options import description, facts, methods, objective_class, option_help, summary
 from crowdnal.train.progress import Reporter
@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, OSError, ImportError) as error:
         print(f"crowdnal: error: {_one_line(error)}", file=sys.stderr)
         return 2
+    except OtherProcessFailed:
+        return 2
     except Interrupted as stop:
         print(f"\ncrowdnal: {stop}", file=sys.stderr)
         return 128 + stopped[0]
@@ -88,7 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tell(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """A warning of the user's files in a line; of anything else as Python shows it."""
+    """A warning of the user's files in a line, of anything else as Python shows it; in the first process only."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     if category is UserWarning:
         print(f"crowdnal: warning: {_one_line(message)}", file=sys.stderr)
     else:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 
 from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.files import locked, reading, remove_leftovers, write_json
 from crowdnal.train.loop import CHECKPOINT
+from crowdnal.train.processes import joined
 from crowdnal.train.progress import Reporter
 from crowdnal.train.record import RUN, check_out
-from crowdnal.train.session import Result, input_errors, open_session
+from crowdnal.train.session import Result, Session, input_errors, open_session
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
@@ -19,6 +22,8 @@ class Interrupted(Exception):  # noqa: N818  (it is no error)
 def run(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None = None) -> Result:
     """Train, and write model, tables and report to ``config.out``.
 
+    Started by torchrun, each process computes its part of every batch; the first writes and says everything.
+
     Args:
         config: the arguments; defaults are filled in.
         resume: go on with the run in ``config.out``, which must have the same arguments.
@@ -27,36 +32,52 @@ def run(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None 
     Raises:
         InputError: something given is wrong. An ``out`` that holds a run already is left as it is.
         Interrupted: by Ctrl-C, after which ``resume`` goes on.
+        OtherProcessFailed: another process has raised one of these.
     """
-    session = open_session(config, resume, reporter or Reporter())
-    given, config, out = config, session.config, session.config.out
-    session.describe()
-    with locked(out):
+    with joined(config.device) as processes:
+        reporter = reporter or Reporter()
+        session = open_session(config, resume, reporter if processes.first else Reporter(quiet=True), processes)
+        session.describe()
+        with ExitStack() as stack:
+            processes.from_first(_begin, session, resume, stack)
+            return _train(session, resume)
+
+
+def _begin(session: Session, resume: bool, stack: ExitStack) -> None:
+    """Take the folder, until the stack is closed."""
+    out = session.config.out
+    stack.enter_context(locked(out))
+    if resume:
+        remove_leftovers(out)
+    else:
+        check_out(session.config, resume)  # again: another run may have begun meanwhile
+        write_json(out / RUN, session.record)
+
+
+def _train(session: Session, resume: bool) -> Result:
+    config, out, processes = session.config, session.config.out, session.processes
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads or threads)
+    try:
+        trainer = session.trainer(session.prepare())
         if resume:
-            remove_leftovers(out)
-        else:
-            check_out(config, resume)  # again: another run may have begun meanwhile
-            write_json(out / RUN, session.record)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(config.threads or threads)
-        try:
-            trainer = session.trainer(session.prepare())
-            if resume:
-                with reading(out / CHECKPOINT, "delete it, and --resume begins with the first epoch"):
-                    trainer.resume()
-            board = out / "tensorboard" if config.log == "tensorboard" else None
-            with session.watch("training"), session.reporter.logging(board, trainer.progress.epoch):
-                progress = input_errors(trainer.fit)
-            with session.watch("report"):
-                return session.finish(trainer, progress)
-        except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; go on with: {given.command(resume=True)}") from None
-        except InputError:
-            if not (out / CHECKPOINT).exists():  # nothing to resume: let the fixed command begin again
-                (out / RUN).unlink(missing_ok=True)
-            raise
-        finally:
-            torch.set_num_threads(threads)
+            with reading(out / CHECKPOINT, "delete it, and --resume begins with the first epoch"):
+                trainer.resume()
+        board = out / "tensorboard" if config.log == "tensorboard" and processes.first else None
+        with session.watch("training"), session.reporter.logging(board, trainer.progress.epoch):
+            progress = input_errors(trainer.fit)
+        with session.watch("report"):
+            return session.finish(trainer, progress)
+    except KeyboardInterrupt:
+        command = processes.command(session.given.command(resume=True))
+        raise Interrupted(f"interrupted; go on with: {command}") from None
+    except Exception as error:
+        failed = isinstance(error, InputError) or processes.failed_elsewhere()
+        if failed and processes.first and not (out / CHECKPOINT).exists():  # let the fixed command begin again
+            (out / RUN).unlink(missing_ok=True)
+        raise
+    finally:
+        torch.set_num_threads(threads)
 
 
 def plan(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None = None) -> None:
@@ -65,7 +86,8 @@ def plan(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None
     Raises:
         InputError: something given is wrong.
     """
-    session = open_session(config, resume, reporter or Reporter())
-    session.describe()
-    what = "go on with the run in" if resume else "write to"
-    session.reporter.say(f"would {what} {config.out}; nothing was written")
+    with joined(config.device) as processes:
+        reporter = (reporter or Reporter()) if processes.first else Reporter(quiet=True)
+        open_session(config, resume, reporter, processes).describe()
+        what = "go on with the run in" if resume else "write to"
+        reporter.say(f"would {what} {config.out}; nothing was written")

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from crowdnal import metrics
+from crowdnal._utils.distributed import sum_over_processes
 from crowdnal.data import Annotations
 from crowdnal.objectives import RoundsObjective
 from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.data import derive_seed, seed_everything
 from crowdnal.train.files import load_state, save_state
 from crowdnal.train.inputs import Inputs
+from crowdnal.train.processes import Processes
 from crowdnal.train.progress import Reporter
 from crowdnal.train.steps import Steps, schedules
 from crowdnal.training import CrowdModel, predict_items
@@ -49,6 +51,7 @@ class Trainer:
         config: resolved.
         out: folder for the checkpoints.
         reporter: for progress.
+        processes: each of which trains on its part of every batch.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class Trainer:
         config: TrainConfig,
         out: Path,
         reporter: Reporter,
+        processes: Processes | None = None,
     ) -> None:
         self.steps, self.model, self.inputs = steps, steps.model, inputs
         self.annotations, self.heldout = annotations, heldout
         self.config, self.out, self.reporter = config, out, reporter
+        self.processes = processes or Processes()
         self.device = torch.device(str(config.device))
         self.test_truth = test_truth.to(self.device)
         self.rows = (annotations.counts > 0).nonzero()[:, 0]
@@ -94,20 +99,24 @@ class Trainer:
     def _epoch(self, epoch: int) -> str:
         seed_everything(derive_seed(self.config.seed, "epoch", epoch))
         order = torch.Generator().manual_seed(derive_seed(self.config.seed, "order", epoch))
-        batches = _batches(self.rows[torch.randperm(len(self.rows), generator=order)], self.config.batch_size or 1)
+        size, several = self.config.batch_size or 1, self.processes.size
+        batches = _batches(self.rows[torch.randperm(len(self.rows), generator=order)], size, several)
         for schedule in self.schedules:
             schedule.step(epoch)
         rate = self.steps.optimizers[0].param_groups[0]["lr"]
         self.steps.on_epoch_start(epoch)
         self.model.train()
+        if several > 1:  # what is drawn for one part of a batch is not drawn for another
+            seed_everything(derive_seed(self.config.seed, "epoch", epoch, self.processes.rank))
+        parts = [rows[self.processes.rank :: several] for rows in batches]
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for rows, inputs in zip(batches, self.inputs.train(batches, epoch), strict=True):
-            annotations = self.annotations[rows]
+        for rows, part, inputs in zip(batches, parts, self.inputs.train(parts, epoch), strict=True):
+            annotations = self.annotations[part]
             if self.device.type == "cuda":
                 annotations = annotations.pin_memory().to(self.device, non_blocking=True)
             total += self.steps.step(inputs, annotations) * len(rows)
         self.steps.on_epoch_end(epoch)
-        mean = float(total) / len(self.rows)
+        mean = float(sum_over_processes(total)) / len(self.rows)
         if mean != mean or abs(mean) == float("inf"):
             raise InputError(f"the loss is {mean} in epoch {epoch + 1}: lower --lr or --objective-lr")
         row = {"epoch": epoch + 1, "lr": rate, "train_loss": mean, **self._measure()}
@@ -134,21 +143,27 @@ class Trainer:
         self.reporter.log(row)
         progress.epoch += 1
         value = row["heldout_log_likelihood"]
-        if value is not None and (progress.selected_value is None or value > progress.selected_value):
+        better = value is not None and (progress.selected_value is None or value > progress.selected_value)
+        if better:
             progress.selected_epoch, progress.selected_value = progress.epoch, value
-            save_state(self.out / SELECTED, {"epoch": progress.epoch, "model": self.model.state_dict()})
-        optimizers = [optimizer.state_dict() for optimizer in self.steps.optimizers]
-        state = {"model": self.model.state_dict(), "optimizers": optimizers, "progress": vars(progress)}
-        save_state(self.out / CHECKPOINT, state)
+        self.processes.from_first(self._save, better)
         names = {"train_loss": "loss", "heldout_log_likelihood": "held-out", "test_accuracy": "test"}
         names["round_log_likelihood"] = "round"
         return "  ".join(f"{text} {row[name]:.4f}" for name, text in names.items() if row.get(name) is not None)
 
+    def _save(self, selected: bool) -> None:
+        model = self.model.state_dict()
+        if selected:
+            save_state(self.out / SELECTED, {"epoch": self.progress.epoch, "model": model})
+        optimizers = [optimizer.state_dict() for optimizer in self.steps.optimizers]
+        state = {"model": model, "optimizers": optimizers, "progress": vars(self.progress)}
+        save_state(self.out / CHECKPOINT, state)
+
     def resume(self) -> None:
         """Take up the last checkpoint, if there is one."""
         path = self.out / CHECKPOINT
-        if path.is_file():
-            state = load_state(path)
+        state = self.processes.from_first(lambda: load_state(path) if path.is_file() else None)
+        if state is not None:
             self.model.load_state_dict(state["model"])
             for optimizer, own in zip(self.steps.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(own)
@@ -156,22 +171,30 @@ class Trainer:
 
     def predict(self, split: str, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The objective's logits ``[n, C]`` in evaluation mode, and features where the objective needs them."""
-        blocks = self.inputs.evaluate(split, rows) if len(rows) else ()
+        part = self.processes.part(len(rows))
+        blocks = self.inputs.evaluate(split, rows[part]) if len(rows) else ()
         amp = torch.bfloat16 if self.config.amp else None
-        return predict_items(self.model, _numbered(blocks), len(rows), amp=amp)
+        found = predict_items(self.model, _numbered(blocks, part.start), len(rows), amp=amp)
+        logits, features = (None if table is None else self.processes.joined(part, table) for table in found)
+        assert logits is not None
+        return logits, features
 
 
-def _numbered(blocks: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _numbered(blocks: Iterable[Tensor], first: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks with the places of their rows, one after the other."""
-    first = 0
     for block in blocks:
         yield torch.arange(first, first + len(block), device=block.device), block
         first += len(block)
 
 
-def _batches(rows: Tensor, size: int) -> list[Tensor]:
+def _batches(rows: Tensor, size: int, processes: int) -> list[Tensor]:
+    if min(size, len(rows)) < processes:
+        raise InputError(
+            f"{len(rows)} images to train on, --batch-size {size}: each of {processes} processes needs one of every "
+            "batch; start fewer"
+        )
     batches = list(rows.split(size))
-    if len(batches) > 1 and len(batches[-1]) == 1:  # batch normalisation cannot train on one item
+    if len(batches) > 1 and len(batches[-1]) < 2 * processes:  # batch normalisation cannot train on one item
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from crowdnal.train.files import FEATURES, content_digest, load_state, reading, 
 from crowdnal.train.inputs import FeatureInputs, ImageInputs, Inputs
 from crowdnal.train.loop import CHECKPOINT, SELECTED, Progress, Trainer
 from crowdnal.train.options import Method, objective_class, parse_options, resolved_options, value_words
+from crowdnal.train.processes import Processes
 from crowdnal.train.progress import Reporter, Stopwatch
 from crowdnal.train.record import check_out
 from crowdnal.train.report import render, summary
@@ -49,17 +49,14 @@ class Result:
     objective: objectives.Objective
 
 
-def open_session(given: TrainConfig, resume: bool, reporter: Reporter) -> Session:
+def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes: Processes) -> Session:
     """Everything read, made and checked, up to what takes long or writes."""
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        raise InputError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: crowdnal train is one process; start it without torchrun, or use "
-            "DistributedDataParallel in a loop of your own (docs/loops.md)"
-        )
     config = given.resolved()
     kind = objective_class(config.objective)
     options = parse_options(kind, config.options)
-    recorded = check_out(config, resume)
+    if issubclass(kind, CCC) and processes.size > 1:
+        raise InputError(f"--objective {config.objective} trains in one process: start it without torchrun")
+    recorded = processes.from_first(check_out, config, resume)
     if config.log == "tensorboard":
         require("tensorboard", extra="tensorboard")
     data = input_errors(data_module.load, config, reporter)
@@ -76,7 +73,7 @@ def open_session(given: TrainConfig, resume: bool, reporter: Reporter) -> Sessio
     for name, what in files.items():
         if recorded is not None and recorded[name] != record[name]:
             raise InputError(f"--resume: the {what} changed since {config.out} was begun")
-    return Session(config, given, data, kind, options, networks, origin, record, reporter, Stopwatch())
+    return Session(config, given, data, kind, options, networks, origin, record, reporter, Stopwatch(), processes)
 
 
 class Network(NamedTuple):
@@ -122,6 +119,7 @@ class Session:
     record: dict[str, Any]
     reporter: Reporter
     watch: Stopwatch
+    processes: Processes
 
     def __post_init__(self) -> None:
         config, a = self.config, self.data.annotations
@@ -205,18 +203,23 @@ class Session:
         key = features_module.cache_key(files, config.model, self.record["weights"], transform, device, config.amp)
         what = "features" if name == "images" else "test features"
         features, cached = features_module.cached_features(
-            files, folder, key, lambda: self._extract(what, files, transform, mode)
+            files, folder, key, lambda: self._extract(what, files, transform, mode), self.processes
         )
         if cached:
             self.reporter.say(f"{what} of {len(files)} images from {folder}")
         return features
 
     def _extract(self, what: str, files: tuple[Path, ...], transform: Any, mode: str) -> Tensor:
-        with self.reporter.track(what, len(files)) as track:
-            return features_module.extract(
-                self.model, files, transform, mode, device=str(self.config.device), workers=self.config.workers or 0,
+        device = str(self.config.device)
+        part = self.processes.part(len(files), features_module.block_size(device))
+        with self.reporter.track(what, len(files[part])) as track:
+            own = features_module.extract(
+                self.model, files[part], transform, mode, device=device, workers=self.config.workers or 0,
                 amp=self.config.amp, advance=track.advance,
             )  # fmt: skip
+        table = own.new_zeros(len(files), own.shape[1])
+        table[part] = own
+        return self.processes.joined(part, table)
 
     def trainer(self, inputs: Inputs) -> Trainer:
         """What trains on these inputs."""
@@ -227,8 +230,10 @@ class Session:
         else:
             identity = nn.Identity() if config.freeze_backbone else None
             model = attach(self.trained[0], self.networks[0].objective, features=identity).to(device)
-            steps = OneNetwork(model, self.parts[0], config)
-        trainer = Trainer(steps, inputs, *self.parts, self.data.test.truth, config, config.out, self.reporter)
+            steps = OneNetwork(model, self.parts[0], config, self.processes)
+        trainer = Trainer(
+            steps, inputs, *self.parts, self.data.test.truth, config, config.out, self.reporter, self.processes
+        )
         gold = self.data.gold >= 0
         if bool(gold.any()):
             trainer.rows = ((trainer.annotations.counts > 0) | gold).nonzero()[:, 0]
@@ -236,11 +241,21 @@ class Session:
 
     def finish(self, trainer: Trainer, progress: Progress) -> Result:
         """Predict everything once more and write it all down."""
-        config, out, objective = self.config, self.config.out, trainer.model.objective
         logits, _ = trainer.predict("images", torch.arange(len(self.data.images)))
         test_logits, _ = trainer.predict("test", torch.arange(len(self.data.test)))
         if self.item_features is None and is_timm(self.model):  # random ones before training say nothing
             self.item_features = self._extract("features", self.data.images.files, *self.transforms[::3])
+        found, estimates = self.processes.from_first(self._write, trainer, progress, logits, test_logits)
+        for network in self.networks:
+            network.model.eval()
+        for line in summary(found, self.config.out):
+            self.reporter.say(line)
+        return Result(self.config.out, found, estimates, self.data, self.model, trainer.model.objective)
+
+    def _write(
+        self, trainer: Trainer, progress: Progress, logits: Tensor, test_logits: Tensor
+    ) -> tuple[dict[str, Any], outputs.Estimates]:
+        config, out, objective = self.config, self.config.out, trainer.model.objective
         estimates = outputs.estimate(
             objective, logits, self.data.annotations, self.item_features, self.data.gold, test_logits
         )
@@ -262,12 +277,13 @@ class Session:
         a = self.data.annotations
         found: dict[str, Any] = {
             "crowdnal": crowdnal.__version__,
-            "command": self.given.command(),
+            "command": self.processes.command(self.given.command()),
             "model": config.model,
             "weights": self.origin,
             "objective": repr(objective),
             "arguments": config.to_dict(),
             "device": _device_name(str(config.device)),
+            "processes": self.processes.size,
             "backend": crowdnal.backend(),
             "num_images": a.num_items,
             "num_annotated": int((a.counts > 0).sum()),
@@ -286,12 +302,7 @@ class Session:
         }
         write_json(out / "metrics.json", found)
         outputs.write_report(out, render(found, self.data, estimates, progress.history))
-        for network in self.networks:
-            network.model.eval()
-        result = Result(out, found, estimates, self.data, self.model, objective)
-        for line in summary(found, out):
-            self.reporter.say(line)
-        return result
+        return found, estimates
 
     def _save_selected(self, model: CrowdModel) -> None:
         last = copy.deepcopy(model.state_dict())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from crowdnal._utils.extras import require
 from crowdnal.ccc import CCC, joint
@@ -14,7 +16,8 @@ from crowdnal.data import Annotations, CrowdDataset
 from crowdnal.objectives import Predict
 from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.inputs import Inputs
-from crowdnal.training import CrowdModel, ObjectiveCallback, param_groups
+from crowdnal.train.processes import Processes
+from crowdnal.training import CrowdModel, ObjectiveCallback, batch_shares, param_groups
 
 
 class Steps(Protocol):
@@ -36,15 +39,23 @@ class Steps(Protocol):
         ...
 
     def step(self, inputs: Tensor, annotations: Annotations) -> Tensor:
-        """Moves the weights; the loss of the batch ``[]``, detached."""
+        """Moves the weights; what the loss of the batch ``[]`` has of this process's part of it, detached."""
         ...
 
 
 class OneNetwork:
     """One network with an objective."""
 
-    def __init__(self, model: CrowdModel, annotations: Annotations, config: TrainConfig) -> None:
-        self.model, self.amp = model, config.amp
+    def __init__(
+        self, model: CrowdModel, annotations: Annotations, config: TrainConfig, processes: Processes | None = None
+    ) -> None:
+        self.model, self.amp, self.processes = model, config.amp, processes or Processes()
+        self.trained: nn.Module = model
+        if self.processes.size > 1:
+            # running statistics are averaged after an epoch instead, targets are the same everywhere
+            options = inspect.signature(DistributedDataParallel).parameters
+            buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
+            self.trained = DistributedDataParallel(model, **{buffers: False})
         self.optimizers: tuple[torch.optim.Optimizer, ...] = (_optimizer(model, config),)
         self.callback = ObjectiveCallback(model, (), annotations)
 
@@ -59,16 +70,19 @@ class OneNetwork:
     def on_epoch_end(self, epoch: int) -> None:
         """See :class:`Steps`."""
         self.callback.on_epoch_end(epoch)
+        self.processes.average_buffers(self.model.backbone)
 
     def step(self, inputs: Tensor, annotations: Annotations) -> Tensor:
         """See :class:`Steps`."""
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.amp):
-            loss = self.model(inputs, annotations).loss
+            loss = self.trained(inputs, annotations).loss
+        if self.processes.size > 1:  # gradients are averaged over the processes, so that this is the joined batch's
+            loss = loss * batch_shares(self.model, [annotations])[0]
         (optimizer,) = self.optimizers
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        return loss.detach()
+        return loss.detach() / self.processes.size
 
 
 class TwoNetworks:

@@ -294,10 +294,3 @@ def test_gold_classes_are_trained_on(tmp_path: Path, objective: str) -> None:
     assert told.metrics["arguments"]["gold"] == str(gold)
     plain = go(frozen(root, tmp_path / "plain", objective=objective))
     assert plain.estimates.posterior[at].argmax(1).tolist() != found.tolist()
-
-
-def test_several_processes_are_refused_before_anything_is_written(root, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
-    assert cli.main(arguments(frozen(root, tmp_path / "run"))) == 2
-    assert "WORLD_SIZE=2" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
