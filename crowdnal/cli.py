@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import crowdnal
-from crowdnal.objectives import OBJECTIVES, table
-from crowdnal.train import InputError, Interrupted, TrainConfig, plan, run
+from crowdnal.objectives import table
+from crowdnal.train import InputError, Interrupted, OtherProcessFailed, TrainConfig, plan, run
 from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, READING, VALUE_TYPES, default_in_words, flag
-from crowdnal.train.options import description, facts, objective_class, option_help, summary
+from crowdnal.train.options import description, facts, methods, objective_class, option_help, summary
 from crowdnal.train.progress import Reporter
 
 _EXAMPLES = """\
@@ -32,8 +32,8 @@ examples:
   Go on after an interruption: the same command with --resume.
 """
 _ADVICE = """
-Begin with crowd-layer, the default, and compare it with soft-majority-vote, which does not model annotators. For very
-many annotators with few labels each: cmm, dl-wc. An objective's options and details: crowdnal objectives NAME."""
+Begin with feature-em, the default, and compare it with soft-majority-vote, which does not model annotators. For very
+many annotators with few labels each: cmm, dl-wc, ccc. An objective's options and details: crowdnal objectives NAME."""
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, OSError, ImportError) as error:
         print(f"crowdnal: error: {_one_line(error)}", file=sys.stderr)
         return 2
+    except OtherProcessFailed:
+        return 2
     except Interrupted as stop:
         print(f"\ncrowdnal: {stop}", file=sys.stderr)
         return 128 + stopped[0]
@@ -88,7 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tell(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """A warning of the user's files in a line; of anything else as Python shows it."""
+    """A warning of the user's files in a line, of anything else as Python shows it; in the first process only."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     if category is UserWarning:
         print(f"crowdnal: warning: {_one_line(message)}", file=sys.stderr)
     else:
@@ -146,10 +150,10 @@ def _objectives(chosen: argparse.Namespace) -> int:
         told = "".join(f"{word:<8}{text}\n" for word, text in facts(cls).items())
         print(f"{chosen.name}\n\n{told}\n{description(cls)}\n\noptions (--option KEY=VALUE):\n{option_help(cls)}")
         return 0
-    width = max(map(len, OBJECTIVES))
-    for name in OBJECTIVES:
+    width = max(map(len, methods()))
+    for name in methods():
         try:
-            cls = OBJECTIVES[name]
+            cls = objective_class(name)
         except ImportError as error:
             print(f"crowdnal: warning: {_one_line(error)}", file=sys.stderr)
             continue

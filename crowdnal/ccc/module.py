@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,9 @@ class CCC(nn.Module):
         TypeError, ValueError: naming the argument.
     """
 
+    name: ClassVar[str] = "ccc"
+    link: ClassVar[str] = "softmax(p (W_r + V_g)), V from a meta set that another network finds clean"
+    source: ClassVar[str] = "Zhang et al. 2024"
     groups: Tensor
 
     def __init__(
@@ -75,7 +78,7 @@ class CCC(nn.Module):
         model_a: CrowdModel,
         model_b: CrowdModel,
         *,
-        num_groups: int,
+        num_groups: int = 25,
         correction_rate: float = 0.5,
         warmup_epochs: int = 10,
         meta_size: int = 1000,
@@ -103,7 +106,16 @@ class CCC(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``[B, C]`` of both together: the logarithm of :meth:`predict`."""
+        return self.together(*self.log_probabilities(images))
+
+    def log_probabilities(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each model ``[B, C]``."""
         a, b = (at_least_float32(model(images)).log_softmax(-1) for model in (self.model_a, self.model_b))
+        return a, b
+
+    @staticmethod
+    def together(a: Tensor, b: Tensor) -> Tensor:
+        """The logarithm of half the sum of two probabilities, of their logarithms."""
         return torch.logaddexp(a, b) - math.log(2)
 
     def predict(self, images: Tensor) -> Tensor:
@@ -187,6 +199,15 @@ class CCC(nn.Module):
 
     def _seed_of(self, k: int) -> int:
         return (self.seed * 1_000_003 + self.epoch * 2 + k) % 2**32
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        c, sets = self.corrector, self.meta_sets
+        return (
+            f"num_groups={c.num_groups}, correction_rate={c.rate}, warmup_epochs={self.warmup_epochs}, "
+            f"meta_size={sets.size}, meta_batch_size={sets.batch_size}, scope={c.scope!r}, meta={c.meta!r}, "
+            f"seed={self.seed}"
+        )
 
     def get_extra_state(self) -> dict[str, Any]:
         """Epoch, steps in it and meta sets: with parameters and groups all that a resumed run needs."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from crowdnal.ccc import CCC
 from crowdnal.objectives import OBJECTIVES, Objective
 from crowdnal.train.config import InputError
 
@@ -25,14 +26,25 @@ _REDUCTION = (
 )
 
 
-def objective_class(name: str, argument: str = "--objective") -> type[Objective]:
+Method = Objective | CCC
+"""What a run can train with."""
+
+
+def methods() -> list[str]:
+    """Names of the objectives, and of what trains by a step of its own."""
+    return sorted([*OBJECTIVES, CCC.name])
+
+
+def objective_class(name: str, argument: str = "--objective") -> type[Method]:
     """The objective of this name.
 
     Raises:
         InputError: there is none.
     """
+    if name == CCC.name:
+        return CCC
     if name not in OBJECTIVES:
-        raise InputError(f"{argument} {name!r} is unknown: use one of {', '.join(OBJECTIVES)}")
+        raise InputError(f"{argument} {name!r} is unknown: use one of {', '.join(methods())}")
     return OBJECTIVES[name]
 
 
@@ -141,7 +153,7 @@ def summary(cls: type) -> str:
     return " ".join(plain(inspect.getdoc(cls) or "").partition("\n\n")[0].split())
 
 
-def facts(cls: type[Objective]) -> dict[str, str]:
+def facts(cls: type[Method]) -> dict[str, str]:
     """Class, link and, where there is one, source of a method."""
     told = {"class": f"{cls.__module__.partition('.')[0]}.{cls.__name__}", "link": cls.link, "source": cls.source}
     return {word: plain(text) for word, text in told.items() if text}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import importlib.metadata
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,17 @@ def create_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, str]
     if model.num_classes != num_classes:
         model.reset_classifier(num_classes)
     return model, origin
+
+
+def another_model(model: Any, config: TrainConfig, num_classes: int) -> nn.Module:
+    """A second network of the same kind: given weights and those of a frozen backbone are the same, the rest is not."""
+    other = replace(config, seed=derive_seed(config.seed, "second"))
+    if not (config.has_weights or config.freeze_backbone):
+        return create_model(other, num_classes)[0]
+    second = copy.deepcopy(model)
+    seed_everything(derive_seed(other.seed, "model"))
+    second.reset_classifier(num_classes)
+    return second
 
 
 def _create(timm: Any, name: str, **arguments: Any) -> Any:

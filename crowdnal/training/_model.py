@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from crowdnal.data import Annotations, mark_batch
 from crowdnal.objectives import Objective
+from crowdnal.training._fsdp import gathering, is_sharded
 from crowdnal.training._timm import (
     GroupMatcher,
     OfBackbone,
@@ -186,7 +187,7 @@ class CrowdModel(nn.Module):
         )
 
     def _timm_logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        backbone = cast(Any, self.backbone)
+        backbone = gathering(self.backbone, "forward_features", "forward_head")
         if not torch.compiler.is_compiling() and not self._confirmed:
             self._confirm(images)
         hidden = backbone.forward_features(images)
@@ -206,7 +207,8 @@ class CrowdModel(nn.Module):
                     f"{type(backbone).__name__}.forward is not forward_head(forward_features(images)), so "
                     "its features cannot be inferred: use attach(model, objective, features=...)"
                 )
-        linear = isinstance(backbone.get_classifier(), nn.Linear)
+        # a unit of FSDP2 has whole parameters only while it is called
+        linear = isinstance(backbone.get_classifier(), nn.Linear) and not is_sharded(self.backbone)
         self._single_head = linear and has_single_head(backbone, images)
         self._confirmed = len(images) > 0
 

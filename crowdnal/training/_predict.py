@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crowdnal.training._fsdp import gathering
 from crowdnal.training._model import CrowdModel
 from crowdnal.training._timm import evaluating
 
@@ -28,7 +29,7 @@ def predict_items(
     with evaluating(model):
         for rows, images in batches:
             with torch.autocast(rows.device.type, amp, enabled=amp is not None):
-                logits, features = model.logits_and_features(images)
+                logits, features = gathering(model, "logits_and_features").logits_and_features(images)
                 given = [model.objective.predict(logits, features), *([] if features is None else [features])]
             for part in given[len(tables) :]:  # of the first batch
                 kind = torch.promote_types(part.dtype, torch.float32)

@@ -17,6 +17,7 @@ from support.small_run import arguments, config, frozen, go, read, same_weights,
 
 import crowdnal
 from crowdnal import cli
+from crowdnal.ccc import CCC
 from crowdnal.objectives import OBJECTIVES, CrowdLayer, TraceRegularized
 from crowdnal.train import InputError, demo
 from crowdnal.train.options import parse_options, plain
@@ -213,8 +214,9 @@ def test_objectives(capsys):
     assert cli.main(["objectives"]) == 0
     listed, advice = capsys.readouterr().out.split("\n\n")
     lines, links = listed.splitlines()[::2], listed.splitlines()[1::2]
-    assert [line.split()[0] for line in lines] == list(OBJECTIVES) and all(len(line) > 40 for line in lines)
-    told = [plain("; ".join(filter(None, (cls.link, cls.source)))) for cls in OBJECTIVES.values()]
+    classes = dict(sorted({**OBJECTIVES, "ccc": CCC}.items()))
+    assert [line.split()[0] for line in lines] == list(classes) and all(len(line) > 40 for line in lines)
+    told = [plain("; ".join(filter(None, (cls.link, cls.source)))) for cls in classes.values()]
     assert [line.strip() for line in links] == told
     assert "`" not in listed and all(name in OBJECTIVES for name in re.findall(r"\b[a-z]+(?:-[a-z]+)+\b", advice))
 

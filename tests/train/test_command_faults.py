@@ -16,7 +16,7 @@ import torch
 from support.small_run import CLASSES, arguments, config, frozen, go, picture, same_weights, table, write
 
 from crowdnal import cli
-from crowdnal.train import InputError, _run, figures, files
+from crowdnal.train import InputError, figures, files, session
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_folder_in_use(begun, root, tmp_path, capsys):
 @pytest.mark.slow
 def test_two_runs_begun_at_once(root, tmp_path, monkeypatch):
     """The other one begins and ends after this one found the folder free, and before it writes there."""
-    settings, create, ends = frozen(root, tmp_path / "run", epochs=1), _run.create_model, []
+    settings, create, ends = frozen(root, tmp_path / "run", epochs=1), session.create_model, []
 
     def other_begins(*arguments):
         if not ends:
@@ -176,7 +176,7 @@ def test_two_runs_begun_at_once(root, tmp_path, monkeypatch):
             ends.append(go(dataclasses.replace(settings, seed=7)))
         return create(*arguments)
 
-    monkeypatch.setattr(_run, "create_model", other_begins)
+    monkeypatch.setattr(session, "create_model", other_begins)
     with pytest.raises(InputError, match="holds a run already"):
         go(settings)
     assert ends[1].metrics["arguments"]["seed"] == 7

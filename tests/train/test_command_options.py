@@ -18,7 +18,16 @@ from crowdnal import cli
 from crowdnal.objectives import OBJECTIVES
 from crowdnal.train import InputError, TrainConfig
 from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, ByMode, default_in_words, flag, in_words, options_table
-from crowdnal.train.options import description, option_help, option_types, parse_options, plain, value_words
+from crowdnal.train.options import (
+    description,
+    methods,
+    objective_class,
+    option_help,
+    option_types,
+    parse_options,
+    plain,
+    value_words,
+)
 
 EVERYTHING = TrainConfig(
     images=Path("a b"), annotations=Path("a.csv"), out=Path("none-1.0"), model="m", objective="dl-em",
@@ -157,16 +166,16 @@ def test_defaults_that_are_shown_are_options(name):
     assert not {"num_classes", "num_annotators", "num_labels", "sparse_grad", "groups", "gold"} & shown.keys()
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", methods())
 def test_objectives_are_told_in_plain_text(capsys, name):
     assert cli.main(["objectives", name]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"{name}\n") and f"crowdnal.{OBJECTIVES[name].__name__}\n" in text
+    text, cls = capsys.readouterr().out, objective_class(name)
+    assert text.startswith(f"{name}\n") and f"crowdnal.{cls.__name__}\n" in text
     assert not re.search(r"`|:\w+:|::$|^=|\*\*", text, flags=re.M), text
-    lines = option_help(OBJECTIVES[name]).splitlines()
+    lines = option_help(cls).splitlines()
     for line, after in zip(lines, [*lines[1:], ""], strict=True):  # each option is explained, here or above
         option = re.match(r"  (\w+)=", line)
-        assert not option or after.startswith("      ") or f"{option[1]}=" in description(OBJECTIVES[name])
+        assert not option or after.startswith("      ") or f"{option[1]}=" in description(cls)
 
 
 def test_objectives_name_their_options_where_they_are_asked_for(capsys):
@@ -177,7 +186,7 @@ def test_objectives_name_their_options_where_they_are_asked_for(capsys):
         cli.main(["train", "--help", "--objective", "dl-em"])  # in either order
     assert "decay=0.99  (a number)" in capsys.readouterr().out
     assert cli.main(["objectives", "nothing"]) == 2
-    assert "NAME 'nothing' is unknown: use one of cmm, " in capsys.readouterr().err
+    assert "NAME 'nothing' is unknown: use one of ccc, cmm, " in capsys.readouterr().err
 
 
 def test_link_and_source_are_told(capsys):
@@ -298,10 +307,3 @@ def test_gold_classes_are_trained_on(tmp_path: Path, objective: str) -> None:
     assert told.metrics["arguments"]["gold"] == str(gold)
     plain = go(frozen(root, tmp_path / "plain", objective=objective))
     assert plain.estimates.posterior[at].argmax(1).tolist() != found.tolist()
-
-
-def test_several_processes_are_refused_before_anything_is_written(root, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
-    assert cli.main(arguments(frozen(root, tmp_path / "run"))) == 2
-    assert "WORLD_SIZE=2" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

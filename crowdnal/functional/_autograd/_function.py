@@ -172,9 +172,15 @@ def promote_beside(confusion: Tensor, *others: Tensor | None) -> list[Any]:
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raises ValueError unless `tensor` is one of real numbers, not sparse."""
+    """Raises ValueError unless `tensor` is one of real numbers, not sparse, and whole."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if not torch.compiler.is_compiling() and hasattr(tensor, "device_mesh"):
+        raise ValueError(
+            f"{name} is a DTensor, sharded over processes, but must be whole: between model.unshard() and "
+            f"model.reshard() the parameters of an FSDP unit are, and {name}.full_tensor() is; for very many "
+            "annotators use an objective with rank= or groups="
+        )
     if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
         raise ValueError(f"{name} is {tensor.layout}, {tensor.dtype}: give a dense tensor of real numbers")
 
