@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -37,8 +37,16 @@ def read_npy(path: Path) -> Matrix:
         raise ValueError(f"{path}: {error}") from None
 
 
-def read_arrow(path: Path, magic: bytes, needed: Sequence[Any] = ()) -> Any:
+def read_arrow(
+    path: Path, magic: bytes, needed: Sequence[Any] = (), progress: Callable[[int], None] | None = None
+) -> Any:
     """The table of a Parquet or Feather file, of these columns alone where Parquet has them all.
+
+    Args:
+        path: of the file.
+        magic: its first bytes.
+        needed: columns: the task's, then others.
+        progress: is told how many bytes of a Parquet file have been read.
 
     Raises:
         ValueError: naming the file, which is damaged.
@@ -48,11 +56,26 @@ def read_arrow(path: Path, magic: bytes, needed: Sequence[Any] = ()) -> Any:
         if magic == ARROW:
             table = require("pyarrow.feather", extra="train").read_table(path)
         else:
-            parquet = require("pyarrow.parquet", extra="train")
-            with path.open("rb") as file:
-                names = parquet.read_schema(file).names
-            wanted = [name for name in needed if name in names]
-            table = parquet.read_table(path, columns=wanted if wanted and len(wanted) == len(needed) else None)
+            table = _read_parquet(path, needed, progress)
             arrow.default_memory_pool().release_unused()  # of unpacking
         table.validate(full=True)
     return table
+
+
+def _read_parquet(path: Path, needed: Sequence[Any], progress: Callable[[int], None] | None) -> Any:
+    """Row group by row group. Text comes by its distinct values, but for tasks, which are too many for that."""
+    arrow, parquet = require("pyarrow", extra="train"), require("pyarrow.parquet", extra="train")
+    with path.open("rb") as raw:
+        schema = parquet.read_schema(raw)
+        wanted = [name for name in needed if name in schema.names]
+        columns = wanted if wanted and len(wanted) == len(needed) else schema.names
+        kinds = (arrow.string(), arrow.large_string())
+        texts = [name for name in needed[1:] if name in columns and schema.field(name).type in kinds]
+        raw.seek(0)
+        file, size, parts = parquet.ParquetFile(raw, read_dictionary=texts), path.stat().st_size, []
+        groups = file.num_row_groups
+        for group in range(groups):
+            parts.append(file.read_row_group(group, columns))
+            if progress is not None:
+                progress(size * (group + 1) // groups)
+        return arrow.concat_tables(parts) if parts else file.read(columns)

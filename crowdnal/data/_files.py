@@ -49,22 +49,13 @@ def read_file(
             raise ValueError(f"format={how.format!r} says how the file is written: leave out {given[0]}=")
         with readable(path):
             return formats()[str(how.format)].read(path)
-<<<<<<< HEAD
-    with path.open("rb") as file:
-        magic = file.read(6)
-    if magic[:4] == b"PAR1" or magic == b"ARROW1":
-        return _of_table(_read_arrow(path, magic, needed, how.progress), how, needed)
-    if magic == b"\x93NUMPY":
-        return as_matrix(np.load(path, allow_pickle=False))
-=======
     magic = magic_of(path)
     if magic in (PARQUET, ARROW):
-        data = read_arrow(path, magic, needed)
+        data = read_arrow(path, magic, needed, how.progress)
         columns = {name: data.column(name) for name in data.column_names}
         return _of_table(Table(columns, str(path), lambda n: f"{path}, row {n}"), how, needed)
     if magic == NUMPY:
         return read_npy(path)
->>>>>>> h21
     if magic[:4] == b"PK\x03\x04":
         raise ValueError(
             f"{path} is a spreadsheet or an archive: save it as CSV, unpack it, or give format= if it is an export"
@@ -102,38 +93,6 @@ def describe_file(path: Path, how: Reading, needed: Sequence[Any]) -> dict[str, 
 # Parquet, Arrow
 
 
-<<<<<<< HEAD
-def _read_arrow(path: Path, magic: bytes, needed: Sequence[Any], progress: Progress | None) -> Table:
-    if magic == b"ARROW1":
-        data = require("pyarrow.feather", extra="train").read_table(path)
-    else:
-        data = _read_parquet(path, needed, progress)
-    return Table({name: data.column(name) for name in data.column_names}, str(path), lambda n: f"{path}, row {n}")
-
-
-def _read_parquet(path: Path, needed: Sequence[Any], progress: Progress | None) -> Any:
-    """The needed columns (all, where one is not there), row group by row group.
-
-    Text comes by its distinct values, as it is mostly kept, but for tasks, which are too many for that.
-    """
-    arrow, parquet = require("pyarrow", extra="train"), require("pyarrow.parquet", extra="train")
-    schema = parquet.read_schema(path)
-    wanted = [name for name in needed if name in schema.names]
-    columns = wanted if len(wanted) == len(needed) else schema.names
-    kinds = (arrow.string(), arrow.large_string())
-    texts = [name for name in needed[1:] if name in columns and schema.field(name).type in kinds]
-    file, size, parts = parquet.ParquetFile(path, read_dictionary=texts), path.stat().st_size, []
-    groups = file.num_row_groups
-    for group in range(groups):
-        parts.append(file.read_row_group(group, columns))
-        if progress is not None:
-            progress(size * (group + 1) // groups)
-    arrow.default_memory_pool().release_unused()  # of unpacking
-    return arrow.concat_tables(parts) if parts else file.read(columns)
-
-
-=======
->>>>>>> h21
 def _of_table(table: Table, how: Reading, needed: Sequence[Any]) -> Table | Matrix:
     """A typed table: long if it has the columns, a matrix if that is what it is said to be."""
     names = list(table.columns)
