@@ -67,7 +67,12 @@ def soft_fields(data: Any, num_classes: int | None, missing: Any, items: Ids, an
 
 
 def is_soft(data: Any) -> bool:
-    """Whether data has three dimensions."""
+    """Whether data has three dimensions, as an array or as lists."""
+    if isinstance(data, list):
+        cell: Any = data
+        for _ in range(2):
+            cell = cell[0] if isinstance(cell, list) and cell else None
+        return isinstance(cell, list)
     return isinstance(data, (Tensor, np.ndarray)) and data.ndim == 3
 
 

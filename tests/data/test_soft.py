@@ -23,6 +23,9 @@ def test_each_probability_above_0_is_a_label() -> None:
     certain = torch.tensor([[[0, 1], [1, 0]]])
     assert Annotations.from_dense(certain).weight.tolist() == [1.0, 1.0]
     assert len(Annotations.from_dense(torch.zeros(0, 2, 3))) == 0
+    assert torch.equal(Annotations.from_dense(SOFT.tolist()).votes(), Annotations.from_dense(SOFT).votes())
+    pairs = Annotations.from_dense([[("a", "b"), ("c", "d")]])  # labels may be tuples
+    assert pairs.weight is None and pairs.num_classes == 2
 
 
 def test_ids() -> None:
@@ -55,5 +58,7 @@ def test_what_is_no_distribution_is_named() -> None:
         Annotations.from_dense(SOFT, classes=["a", "b"])
     with pytest.raises(ValueError, match="items has 2 ids for 3 rows"):
         Annotations.from_dense(SOFT, items=["a", "b"])
+    with pytest.raises(ValueError):
+        Annotations.from_dense([[[0.5, 0.5], [1.0]]])
     with pytest.raises(ValueError, match="complex"):
         Annotations.from_dense(torch.zeros(1, 1, 2, dtype=torch.complex64))
