@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import crowdnal
-from crowdnal.train._run import split
+from crowdnal.train.session import split
 
 Row = dict[str, Any]
 CLEAN = "clean labels"
