@@ -31,6 +31,7 @@ from crowdnal.objectives import Objective, load_annotators, with_annotators
 from crowdnal.objectives.methods import *  # noqa: F403
 from crowdnal.ops import backend
 from crowdnal.training import (
+    Comparison,
     CrowdModel,
     CrowdOutput,
     EMCallback,
@@ -39,6 +40,7 @@ from crowdnal.training import (
     attach,
     batch_shares,
     best_of_restarts,
+    compare,
     param_groups,
 )
 
@@ -52,6 +54,7 @@ __all__ = [
     "BWAResult",
     "CCCOutput",
     "CoNALEMResult",
+    "Comparison",
     "CrowdDataset",
     "CrowdModel",
     "CrowdOutput",
@@ -73,6 +76,7 @@ __all__ = [
     "bwa",
     "collate",
     "conal_em",
+    "compare",
     "concat",
     "dawid_skene",
     "ebcc",

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 import crowdnal
 from crowdnal.objectives import table
 from crowdnal.train import InputError, Interrupted, OtherProcessFailed, TrainConfig, plan, run
-from crowdnal.train.config import DEFAULTS, GROUPS, OPTIONS, READING, VALUE_TYPES, default_in_words, flag
+from crowdnal.train.config import AUTO, DEFAULTS, GROUPS, OPTIONS, READING, VALUE_TYPES, default_in_words, flag
 from crowdnal.train.options import description, facts, methods, objective_class, option_help, summary
 from crowdnal.train.progress import Reporter
 
@@ -170,10 +170,9 @@ class _TrainHelp(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         parser.print_help()
-        cls = objective_class(namespace.objective)
-        print(
-            f"\noptions of {namespace.objective} (of another objective: --objective NAME --help):\n{option_help(cls)}"
-        )
+        name = namespace.objective
+        told = "  none" if name == AUTO else option_help(objective_class(name))
+        print(f"\noptions of {name} (of another objective: --objective NAME --help):\n{told}")
         parser.exit()
 
 

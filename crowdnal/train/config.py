@@ -121,6 +121,10 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+AUTO = "auto"
+"""Stands for the objective that a comparison chooses."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Arguments of :func:`crowdnal.train.run`; the command line has the same under the same names.
@@ -136,7 +140,9 @@ class TrainConfig:
         MISSING, check=_exists)
     out: Path = option("running", "folder for everything that is written", MISSING, metavar="DIR", free=True)
     model: str = option("model", "timm model, local-dir:PATH or hf-hub:NAME", MISSING, check=_not_empty)
-    objective: str = option("objective", "how annotators are modelled", "feature-em")
+    objective: str = option(
+        "objective", f"how annotators are modelled; {AUTO} compares some on the features of the images, and takes one",
+        "feature-em")
     options: tuple[str, ...] = option(
         "objective", "argument of the objective; repeatable", (), metavar="KEY=VALUE", flag="--option")
     format: str = option(

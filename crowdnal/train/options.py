@@ -14,7 +14,7 @@ from torch import Tensor
 
 from crowdnal.ccc import CCC
 from crowdnal.objectives import OBJECTIVES, Objective
-from crowdnal.train.config import InputError
+from crowdnal.train.config import AUTO, InputError
 
 # What the command itself decides: sizes by the data, gradients by its dense optimizers, one number a step to minimise
 _DECIDED = ("num_classes", "num_annotators", "num_labels", "sparse_grad", "feature_dim")
@@ -44,7 +44,7 @@ def objective_class(name: str, argument: str = "--objective") -> type[Method]:
     if name == CCC.name:
         return CCC
     if name not in OBJECTIVES:
-        raise InputError(f"{argument} {name!r} is unknown: use one of {', '.join(methods())}")
+        raise InputError(f"{argument} {name!r} is unknown: use one of {', '.join([*methods(), AUTO])}")
     return OBJECTIVES[name]
 
 

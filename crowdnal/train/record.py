@@ -25,7 +25,8 @@ def check_out(config: TrainConfig, resume: bool) -> Mapping[str, Any] | None:
         with reading(path, "begin again in another folder"):
             read = json.loads(path.read_text(encoding="utf-8"))
             recorded = {name: read[name] for name in ("data", "images", "weights")} | {
-                "arguments": {**read["arguments"]}
+                "arguments": {**read["arguments"]},
+                "chosen": read.get("chosen"),
             }
         difference = config.difference(recorded["arguments"])
         if difference is not None:

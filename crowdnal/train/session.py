@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from crowdnal.data import Annotations
 from crowdnal.train import data as data_module
 from crowdnal.train import features as features_module
 from crowdnal.train import outputs
-from crowdnal.train.config import InputError, TrainConfig, in_words
+from crowdnal.train.config import AUTO, InputError, TrainConfig, in_words
 from crowdnal.train.data import ImageDataset, TrainingData, derive_seed, seed_everything
 from crowdnal.train.files import FEATURES, content_digest, load_state, reading, write_json, writing
 from crowdnal.train.inputs import FeatureInputs, ImageInputs, Inputs
@@ -32,7 +32,7 @@ from crowdnal.train.record import check_out
 from crowdnal.train.report import render, summary
 from crowdnal.train.steps import OneNetwork, Steps, TwoNetworks, check_optimizer
 from crowdnal.train.weights import another_model, create_model, weights_digest
-from crowdnal.training import CrowdModel, attach, is_timm
+from crowdnal.training import VOTES, CrowdModel, attach, is_timm
 
 OTHER = "second"  # folder of the second model, where there are two
 
@@ -52,11 +52,17 @@ class Result:
 def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes: Processes) -> Session:
     """Everything read, made and checked, up to what takes long or writes."""
     config = given.resolved()
-    kind = objective_class(config.objective)
+    recorded = processes.from_first(check_out, config, resume)
+    chosen = None if recorded is None else recorded["chosen"]
+    arguments = config.to_dict()
+    if config.objective == AUTO:
+        if config.options:
+            raise InputError(f"--option {config.options[0]} is of one objective: leave it out with --objective {AUTO}")
+        config = config if chosen is None else replace(config, objective=chosen["method"])
+    kind = objective_class(VOTES if config.objective == AUTO else config.objective)
     options = parse_options(kind, config.options)
     if issubclass(kind, CCC) and processes.size > 1:
         raise InputError(f"--objective {config.objective} trains in one process: start it without torchrun")
-    recorded = processes.from_first(check_out, config, resume)
     if config.log == "tensorboard":
         require("tensorboard", extra="tensorboard")
     data = input_errors(data_module.load, config, reporter)
@@ -64,11 +70,13 @@ def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes
     check_optimizer(str(config.optimizer))
     record = {
         "crowdnal": crowdnal.__version__,
-        "arguments": config.to_dict(),
+        "arguments": arguments,
         "data": data.fingerprint,
         "images": content_digest((*data.images.files, *data.test.files)),
         "weights": weights_digest(networks[0].model),
     }
+    if chosen is not None:
+        record["chosen"] = chosen
     files = {"data": "files of annotations, labels or images", "images": "images", "weights": "weights of the model"}
     for name, what in files.items():
         if recorded is not None and recorded[name] != record[name]:
@@ -160,9 +168,10 @@ class Session:
         if overlap:
             self.reporter.say(f"note: {len(overlap)} test images are also trained on, {min(overlap).name} for one")
         options = resolved_options(self.kind, self.options).items()
-        self.reporter.say(
-            " ".join([f"{config.objective}:", *(f"{key}={value_words(value)}" for key, value in options)])
-        )
+        if config.objective != AUTO:
+            self.reporter.say(
+                " ".join([f"{config.objective}:", *(f"{key}={value_words(value)}" for key, value in options)])
+            )
         names = ("epochs", "batch_size", "optimizer", "lr", "objective_lr", "weight_decay", "drop_rate", "schedule")
         told = (f"{name.replace('_', ' ')} {in_words(getattr(config, name))}" for name in (*names, "holdout", "seed"))
         self.reporter.say(", ".join(told))
@@ -171,6 +180,12 @@ class Session:
                 f"note: all {config.epochs} epochs are warm-up, so that nothing is corrected: lower --option "
                 f"warmup_epochs={self.ccc.warmup_epochs}, or raise --epochs"
             )
+
+    def with_objective(self, name: str) -> Session:
+        """The same with another objective and its defaults, and a model as it was at first."""
+        config, kind = replace(self.config, objective=name), objective_class(name)
+        networks, _ = input_errors(_networks, config, kind, {}, self.data)
+        return replace(self, config=config, kind=kind, options={}, networks=networks)
 
     def prepare(self) -> Inputs:
         """Where the input of what is trained comes from; the features of a frozen backbone are found first."""
@@ -282,6 +297,7 @@ class Session:
             "weights": self.origin,
             "objective": repr(objective),
             "arguments": config.to_dict(),
+            "chosen": self.record.get("chosen"),
             "device": _device_name(str(config.device)),
             "processes": self.processes.size,
             "backend": crowdnal.backend(),
