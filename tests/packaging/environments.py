@@ -58,18 +58,19 @@ def attempt(python: Python, torch: str, folder: Path, wheels: Path) -> None:
     own = str(folder / ("Scripts" if os.name == "nt" else "bin") / "python")
     pip, check = (own, "-m", "pip", "install"), (own, "-P", ROOT / "tests" / "installed.py", "--native")
     tests = {"PYTHONPATH": str(ROOT / "tests")}
-    run(*pip, torch, "numpy", "pytest", "hypothesis", log=wheels / "log", cwd=wheels)
-    said = run(*pip, "-v", ROOT, log=folder / "install.log", cwd=wheels, CROWDNAL_REQUIRE_NATIVE="1")
+    run(*pip, torch, "numpy", "typing_extensions", "pytest", "hypothesis", log=wheels / "log", cwd=wheels)
+    built = folder / "built"
+    wheel = (own, "-m", "pip", "wheel", "-v", "--no-deps", "-w", built, ROOT)
+    said = run(*wheel, log=wheels / "log", cwd=wheels, CROWDNAL_REQUIRE_NATIVE="1")
     against = re.search(r"building against torch (\S+) in (.*)", said)
     assert against is not None and Path(against[2].strip()).is_relative_to(folder.resolve()), "another torch was used"
-    print(run(*check, log=wheels / "log", cwd=wheels, **tests).strip(), flush=True)
-    if not list(wheels.glob("*.whl")):
-        run(*pip[:-1], "wheel", "--no-deps", "-w", wheels, ROOT, log=wheels / "log", cwd=wheels)
-    else:
-        (wheel,) = wheels.glob("*.whl")
-        run(*pip, "--force-reinstall", "--no-deps", wheel, log=wheels / "log", cwd=wheels)
-        print(f"{wheel.name} of the first environment: ", end="")
+    first = next(wheels.glob("*.whl"), None)
+    for each in filter(None, (*built.glob("*.whl"), first)):
+        run(*pip, "--force-reinstall", "--no-deps", each, log=wheels / "log", cwd=wheels)
+        print("of the first environment: " if each == first else "", end="")
         print(run(*check, log=wheels / "log", cwd=wheels, **tests).strip(), flush=True)
+    if first is None:
+        shutil.copy(*built.glob("*.whl"), wheels)
     print(f"Python {python[0]}, {torch}: {time.monotonic() - began:.0f} s", flush=True)
 
 

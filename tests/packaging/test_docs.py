@@ -27,7 +27,7 @@ from crowdnal.objectives import _registry
 from crowdnal.train.config import options_table
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-TREES = ("crowdnal", "csrc", "tests", "docs", "examples", "benchmarks", "_build", ".ci")
+TREES = ("crowdnal", "csrc", "tests", "docs", "examples", "benchmarks", "_build", ".ci", ".github")
 Scope = dict[str, Any]
 
 

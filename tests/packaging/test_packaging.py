@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from support.installation import LIBRARIES, PACKAGE, python
 
 import crowdnal
 from crowdnal._utils.extras import require
+from crowdnal.ops import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"matplotlib", "pandas", "rich", "sklearn", "timm"}
@@ -48,7 +50,8 @@ def test_only_the_package_is_installed(installed: metadata.Distribution) -> None
     for file in installed.files:
         own = file.parts[0] in {"crowdnal", f"crowdnal-{installed.version}.dist-info"}
         assert own or re.fullmatch(r"crowdnal(\.exe)?", file.name), file
-        assert file.parts[0] != "crowdnal" or file.suffix in {".py", ".pyc", ".so", ".typed"}, file
+        known = file.suffix in {".py", ".pyc", ".pyd", ".so", ".typed"} or file.name == "not_built.json"
+        assert file.parts[0] != "crowdnal" or known, file
 
 
 def test_tag_tells_what_is_inside(installed: metadata.Distribution) -> None:
@@ -62,6 +65,19 @@ def test_version_is_said_once(installed: metadata.Distribution) -> None:
 
 def test_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [True, False])
+def test_the_script_for_other_machines_tries_the_native_library(native: bool) -> None:
+    if native and not LIBRARIES:
+        pytest.skip("this crowdnal was installed without a native library")
+    environment = {**os.environ, "CROWDNAL_DISABLE_NATIVE": "" if native else "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), str(ROOT / "tests")])
+    command = [sys.executable, "-P", str(ROOT / "tests" / "installed.py"), "--native"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0) == native, done.stderr
+    assert not native or f"{len(OPS)} ops" in done.stdout
 
 
 # Imports

@@ -12,7 +12,7 @@ from types import ModuleType
 import crowdnal
 
 PACKAGE = Path(crowdnal.__file__).parent
-LIBRARIES = sorted(PACKAGE.glob("_c*.so"))
+LIBRARIES = sorted([*PACKAGE.glob("_c*.so"), *PACKAGE.glob("_c*.pyd")])
 
 
 def python(code: str, cwd: Path, **env: str) -> str:
