@@ -33,6 +33,12 @@ def test_numbers_of_ids_that_no_memory_holds() -> None:
         Annotations.from_long(LONG, items=2**70)
 
 
+@pytest.mark.parametrize("tasks", [[], ["a", "b"]])
+def test_a_list_of_workers_beside_other_rows(tasks: list[str]) -> None:
+    with pytest.raises(ValueError, match=rf"column 'task' has {len(tasks)} rows and 'worker' has 1; they must be as"):
+        Annotations.from_long({"task": tasks, "worker": [["u", "v"]], "label": [["x", "y"]]})
+
+
 def test_what_is_no_name_no_marker_no_number() -> None:
     for option in ("task", "label", "weight"):
         with pytest.raises(ValueError, match=rf"{option}=\[0, 1\] must be the name of a column"):
