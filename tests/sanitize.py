@@ -30,7 +30,7 @@ FLAGS = {
 }
 LIBRARIES = {"address": ("libasan.so", "libubsan.so", "libstdc++.so"), "thread": ("libtsan.so", "libstdc++.so")}
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1:exitcode=66",
 }
@@ -48,7 +48,8 @@ def build(kind: str, out: Path, jobs: int) -> None:
     flags = ["-std=c++20", "-O1", "-g1", "-fno-omit-frame-pointer", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd"]
     flags += [*FLAGS[kind], "-Wno-psabi", "-DTORCH_TARGET_VERSION=0x020a000000000000", f"-I{CSRC}"]
     flags += ["-isystem", str(TORCH / "include")]
-    waiting, running, objects = list(sources), [], []
+    waiting, objects = list(sources), list[Path]()
+    running: list[subprocess.Popen[bytes]] = []
     while waiting or running:
         while waiting and len(running) < jobs:
             source = waiting.pop()
@@ -80,11 +81,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=FLAGS)
     parser.add_argument("--jobs", type=int, default=1, help="of the compiler")
+    parser.add_argument("--library", type=Path, help="keep the library as this file; used as it is if it is there")
     given, rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="crowdnal-sanitize-") as folder:
         package = Path(folder)
         shutil.copytree(TESTS.parent / "crowdnal", package / "crowdnal", ignore=shutil.ignore_patterns("*.so", "*.pyc"))
-        build(given.kind, package / "crowdnal/_cpu.abi3.so", given.jobs)
+        library = package / "crowdnal/_cpu.abi3.so"
+        if given.library is None or not given.library.exists():
+            build(given.kind, library, given.jobs)
+            if given.library is not None:
+                shutil.copy(library, given.library)
+        else:
+            shutil.copy(given.library, library)
         # -s: what a sanitizer says before it ends the process is seen
         tests = ["pytest", "-s", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-m", "", *(
             rest or [*WHAT[given.kind], "-k", LEFT_OUT])]  # fmt: skip

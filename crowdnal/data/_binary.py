@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from crowdnal._utils.extras import require
-from crowdnal.data._dense import Matrix, as_matrix
+from crowdnal.data._dense import Matrix, as_matrix_of
 from crowdnal.data._text import readable
 
 NUMPY, ARROW, PARQUET = b"\x93NUMPY", b"ARROW1", b"PAR1"
@@ -31,10 +31,7 @@ def read_npy(path: Path) -> Matrix:
     """
     with readable(path, ValueError, TypeError, ArithmeticError, SyntaxError, TokenError):
         matrix = np.load(path, allow_pickle=False)
-    try:
-        return as_matrix(matrix)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return as_matrix_of(path, matrix)
 
 
 def read_arrow(

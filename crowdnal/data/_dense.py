@@ -51,6 +51,14 @@ def as_matrix(matrix: Any) -> Matrix:
     return _of_array(table)
 
 
+def as_matrix_of(source: Any, matrix: Any) -> Matrix:
+    """What a file holds: its errors name the file."""
+    try:
+        return as_matrix(matrix)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
 def _of_array(table: Any) -> Matrix:
     if table.ndim != 2:
         raise ValueError(f"matrix must be [N, R], one row per item, got shape {list(table.shape)}")

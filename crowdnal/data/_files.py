@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from crowdnal.data._binary import ARROW, NUMPY, PARQUET, magic_of, read_arrow, read_npy
 from crowdnal.data._csv import Progress, read_delimited
-from crowdnal.data._dense import Matrix, as_matrix
+from crowdnal.data._dense import Matrix, as_matrix_of
 from crowdnal.data._json import parse_json
 from crowdnal.data._matrix import each_row_once, is_headless, is_matrix, read_matrix_of, share_values
 from crowdnal.data._table import Table, brief, nested, records
@@ -97,7 +97,7 @@ def _of_table(table: Table, how: Reading, needed: Sequence[Any]) -> Table | Matr
     """A typed table: long if it has the columns, a matrix if that is what it is said to be."""
     names = list(table.columns)
     if how.format == "dense":
-        return as_matrix({name: table.columns[name] for name in names})
+        return as_matrix_of(table.source, {name: table.columns[name] for name in names})
     return table
 
 
@@ -121,7 +121,7 @@ def _of_json(text: Text, value: Any, place: str, how: Reading, needed: Sequence[
     rows = value if isinstance(value, list) else None
     head = Head(path, text.head, (), rows[0] if rows else value)
     if rows and all(isinstance(row, list) for row in rows):
-        return as_matrix(rows)
+        return as_matrix_of(path, rows)
     if rows and all(isinstance(row, Mapping) for row in rows):
         columns: Any = records(rows)
     elif isinstance(value, Mapping) and value and all(isinstance(column, list) for column in value.values()):

@@ -20,7 +20,7 @@ def one_per_row(table: Table, worker: Any, needed: Sequence[Any]) -> Table:
         needed: names of all columns that are read: single cells are repeated.
 
     Raises:
-        ValueError: two lists of a row are not as long as each other.
+        ValueError: two columns, or two lists of a row, are not as long as each other.
     """
     raw = table.columns.get(worker)
     if raw is None or isinstance(raw, Column) or not _has_lists(raw):
@@ -36,6 +36,8 @@ def one_per_row(table: Table, worker: Any, needed: Sequence[Any]) -> Table:
 
 
 def _spread(cells: list[Any], sizes: list[int], name: Any, worker: Any, place: Callable[[int], str]) -> list[Any]:
+    if len(cells) != len(sizes):
+        raise ValueError(f"column {name!r} has {len(cells)} rows and {worker!r} has {len(sizes)}; they must be as long")
     found: list[Any] = []
     for n, (cell, size) in enumerate(zip(cells, sizes, strict=True)):
         several = _listed(cell)

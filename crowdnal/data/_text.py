@@ -162,8 +162,8 @@ def read_dialect(text: Text, names: Sequence[str], separator: str | None, *, bla
     head = head.lstrip("\ufeff")
     skip = 0
     if head[:4].lower() == "sep=":
-        separator, skip = separator or head[4:5], 1
-    if not head.strip():
+        separator, skip = separator or head[4:5].strip("\r\n") or None, 1
+    if not "".join(head.splitlines(True)[skip:]).strip():
         raise ValueError(f"{text.path} is empty: it must hold a table with a row per answer or per item")
     best, score = Dialect("", []), (-1, 0.0, 0)
     for mark in (separator,) if separator else (",", "\t", ";", "|"):
@@ -172,6 +172,8 @@ def read_dialect(text: Text, names: Sequence[str], separator: str | None, *, bla
             rows = [cells for _, cells in zip_some(dialect.rows(io.StringIO(head, newline="")))]
         except csv.Error:
             rows = [line.split(mark) for line in head.splitlines()[skip:] if line.strip()][:100]
+        if not rows:
+            continue  # cells of separators alone
         width = len(rows[0])
         regular = sum(len(cells) == width for cells in rows) / len(rows)
         found = sum(name in rows[0] for name in names)

@@ -15,6 +15,7 @@ INDEX = {"indptr": "P", "item": "N", "annotator": "N", "order": "N", "label": "N
 _BOUNDS = {"item": "B", "annotator": "R", "annotators": "R", "order": "N", "label": "K"}
 """All values of these are below that size."""
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MOST = 2**56
 """Elements of a tensor, as the kernels have it: their bytes are a number of 64 bits."""
 
@@ -97,8 +98,8 @@ def _dtypes(tensors: Mapping[str, Any], matrices: tuple[str, ...]) -> str | None
         if name in INDEX:
             if tensor.dtype != torch.int64:
                 return f"{name} must be int64, got {tensor.dtype}"
-        elif not tensor.is_floating_point():
-            return f"{name} must be a floating-point tensor, got {tensor.dtype}"
+        elif tensor.dtype not in _FLOATS:
+            return f"{name} must be a floating-point tensor of 16, 32 or 64 bits, got {tensor.dtype}"
         elif name in matrices and tensor.dtype != stored:
             return f"{name} must be {stored}, as the other matrices are; got {tensor.dtype}"
     return None

@@ -119,6 +119,9 @@ def extract(
         workers: processes, 0 for none.
         amp: bfloat16 autocast.
         advance: called with the number of images done.
+
+    Raises:
+        InputError: the model gives numbers that are not finite.
     """
     on_cpu = torch.device(device).type == "cpu"
     dataset = ImageDataset(files, transform, mode)
@@ -146,7 +149,14 @@ def extract(
                 blocks.append(pre_logits(model, images).float())
                 advance(len(images))
     model.to(memory_format=torch.contiguous_format)
-    return torch.cat(blocks).cpu()
+    features = torch.cat(blocks).cpu()
+    bad = ~features.isfinite().all(1)
+    if bool(bad.any()):
+        raise InputError(
+            f"{files[int(bad.nonzero()[0, 0])]}: the model makes features of it that are not finite: its weights are "
+            "damaged, give others (--weights)"
+        )
+    return features
 
 
 class _FeatureDataset(Dataset[Tensor]):

@@ -177,6 +177,13 @@ def test_kos_gives_no_class_where_it_has_none(monkeypatch: pytest.MonkeyPatch) -
     assert aggregate(lonely, "kos").tolist() == [[0.0, 1.0], [0.5, 0.5]]
 
 
+def test_kos_takes_two_classes() -> None:
+    pytest.importorskip("crowdkit")
+    a = Annotations.from_dense([[0, 1, 2]], num_classes=3)
+    with pytest.raises(ValueError, match=r"'kos' \(KOS\) tells two classes apart, and these labels have 3"):
+        aggregate(a, "kos")
+
+
 def test_the_face_of_aggregation_is_its_methods() -> None:
     inner = {"FLOOR", "State", "possible", "check_gold", "check_prior", "log_proportions"}
     assert not inner & set(crowdnal.aggregation.__all__)

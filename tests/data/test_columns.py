@@ -172,6 +172,16 @@ def test_every_kind_of_matrix(matrix) -> None:
 OK = {"task": [0, 1], "worker": [0, 1], "label": [0, 1]}
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.int16, torch.int8, torch.int16])
+def test_narrow_integers_do_not_overflow(kind) -> None:
+    """Ids further apart than their type holds: two annotators became one."""
+    info = torch.iinfo(kind) if isinstance(kind, torch.dtype) else np.iinfo(kind)
+    ends = [info.min, info.max]
+    column = torch.tensor(ends, dtype=kind) if isinstance(kind, torch.dtype) else np.array(ends, kind)
+    a = Annotations.from_long({"task": column, "worker": column, "label": column})
+    assert a.vocabulary == Vocabulary(tuple(ends), tuple(ends), tuple(ends)) and a.annotator.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

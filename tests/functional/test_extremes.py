@@ -9,7 +9,9 @@ import torch
 from support import op_checks
 from support.compare import assert_close, assert_same
 from support.problems import make_problem
+from support.workers import Gradients
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from crowdnal import functional as F
 from crowdnal import reference
@@ -38,6 +40,23 @@ def test_confident_logits_are_finite(loss, dtype) -> None:
     wide = loss_and_gradients(loss, scores.double(), confusion.double(), p.annotations)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-5 if dtype == torch.float32 else 2e-2
     assert_close([each.double() for each in found], list(wide), rtol=tolerance, atol=tolerance, where="output")
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e30])
+@pytest.mark.parametrize("loss", LOSSES[1:])
+def test_huge_logits(loss, scale: float) -> None:
+    """Of which a softmax is certain: float32 and float64 agree, as far as float32 tells the loss."""
+    p = make_problem(12, 4, 5, 5, 4, seed=0)
+    certain = p.scores == p.scores.amax(1, keepdim=True)
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        logits = (scale * certain).to(dtype).requires_grad_()
+        stored = p.stored.to(dtype).requires_grad_()
+        value = loss(logits.log_softmax(1), stored, p.annotations)
+        found[dtype] = [value.detach(), *torch.autograd.grad(value, (logits, stored))]
+        assert all(bool(each.isfinite().all()) for each in found[dtype])
+    wide = found[torch.float64]
+    assert_close([each.double() for each in found[torch.float32]], wide, rtol=1e-5, atol=1e-5, where="output")
 
 
 def test_impossible_labels() -> None:
@@ -95,14 +114,24 @@ def test_threads_of_python_at_once() -> None:
         assert_same(ours, wanted, "output")
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_by_fork_and_spawn(method: str) -> None:
+    """The bits of this process, which has used its threads before it forks."""
+    if method not in torch.multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    here = [Gradients()[n] for n in range(6)]
+    loader = DataLoader(Gradients(), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=120)
+    assert_same(list(loader), here, "output")
+
+
 def test_memory_does_not_grow() -> None:
     """Steps of random sizes; the long soak is `pytest -m slow`."""
     soak(150, 3)
 
 
 @pytest.mark.slow
-def test_memory_and_descriptors_do_not_grow_over_10000_steps() -> None:
-    soak(10_000, 16)
+def test_memory_and_descriptors_do_not_grow_over_30000_steps() -> None:
+    soak(30_000, 16)
 
 
 def soak(steps: int, megabytes: int) -> None:

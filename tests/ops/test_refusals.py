@@ -96,6 +96,19 @@ def test_other_layouts_and_dtypes() -> None:
             ops.mix(PROBLEM.scores, wrong, *PROBLEM.index)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_floats_of_eight_bits(name: str) -> None:
+    """In the fallback they were torch's own "Promotion for Float8 Types is not supported"."""
+    fields = OPS[name].arguments._fields[: OPS[name].num_tensors]
+    for field, value in zip(fields, first(name), strict=False):
+        if value is not None and value.is_floating_point():
+            wrong = changed(name, first(name), **{field: lambda t: t.to(torch.float8_e5m2)})
+            with pytest.raises(ValueError, match=f"{field} must be a floating-point tensor of 16, 32 or 64 bits"):
+                OPS[name].refuse(wrong)
+            with pytest.raises(Refused):
+                getattr(ops, name)(*wrong)
+
+
 def test_the_fallback_refuses_what_kernels_refuse() -> None:
     """Negative annotators are not the last ones, out of range nothing is read, with no native library either."""
     for name in ALL:

@@ -66,6 +66,15 @@ def test_confusions_are_legible(names):
         assert overlaps(drawn(figures.confusions, matrices[:count], titles[:count], names)) == []
 
 
+def test_confusion_is_drawn_with_a_true_class_per_row():
+    """Not its transpose: the row of the axis called "true class", the column of "label given"."""
+    figure = figures.confusion.__wrapped__(torch.tensor([[0.1, 0.9], [0.3, 0.7]]), ["a", "b"])
+    ax = figure.axes[0]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("label given", "true class")
+    numbers = {text.get_position(): text.get_text() for text in ax.texts}
+    assert numbers == {(0, 0): ".10", (1, 0): ".90", (0, 1): ".30", (1, 1): ".70"}
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("held", [None, -0.7])
 @pytest.mark.parametrize("epochs", [1, 40])

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from support.small_run import UNSEEN, WORKERS, N, T, config, read, write
+from support.small_run import UNSEEN, WORKERS, N, T, config, frozen, go, read, write
 
 from crowdnal.train import InputError, TrainConfig, data, images, loop, weights
 
@@ -64,6 +64,14 @@ def test_safetensors_and_kept_classifier(root, tmp_path, donor):
     safetensors.torch.save_file(three, tmp_path / "w.safetensors")
     state = load(config(root, tmp_path / "run"), tmp_path / "w.safetensors")
     assert torch.equal(state["fc.weight"], three["fc.weight"])  # as many classes: its classifier is kept
+
+
+def test_weights_that_are_not_finite_are_named(root, tmp_path, donor):
+    """An error about features[0] blamed nobody."""
+    torch.save({k: v * float("nan") if v.is_floating_point() else v for k, v in donor.items()}, tmp_path / "w.pth")
+    settings = frozen(root, tmp_path / "run", weights=str(tmp_path / "w.pth"))
+    with pytest.raises(InputError, match=r"png: the model makes features of it that are not finite: .*--weights"):
+        go(settings)
 
 
 def test_checkpoints_that_do_not_fit(root, tmp_path, donor):

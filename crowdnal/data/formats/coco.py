@@ -24,18 +24,41 @@ def read(path: Path) -> Table:
     for annotator, value, name in _files(path):
         if not isinstance(value, Mapping) or not set(value) >= _KEYS:
             raise ValueError(f"{name} is no COCO: it must have {', '.join(sorted(_KEYS))}")
-        images = {image["id"]: image.get("file_name", image["id"]) for image in value["images"]}
-        categories = {category["id"]: category.get("name", category["id"]) for category in value["categories"]}
-        for n, annotation in enumerate(value["annotations"]):
+        images = _by_id(value, "images", "file_name", name)
+        categories = _by_id(value, "categories", "name", name)
+        for n, annotation in enumerate(_records(value, "annotations", name)):
             place = f"{name}, annotation {n + 1}"
             for key, known in (("image_id", images), ("category_id", categories)):
-                if annotation.get(key) not in known:
+                if not _is_id(annotation.get(key)) or annotation[key] not in known:
                     raise ValueError(f"{place}: {key} {annotation.get(key)!r} is not in the file")
-            more = {**annotation, **(annotation.get("attributes") or {})}
+            attributes = annotation.get("attributes")
+            more = {**annotation, **(attributes if isinstance(attributes, Mapping) else {})}
             single = {key: cell for key, cell in more.items() if not isinstance(cell, (list, Mapping))}
             cells = {"task": images[annotation["image_id"]], "label": categories[annotation["category_id"]]}
             rows.add(place, {**single, **cells, **({"worker": annotator} if annotator else {})})
     return rows.table()
+
+
+def _records(value: Mapping[str, Any], what: str, name: str) -> list[Mapping[str, Any]]:
+    """The images, categories or annotations."""
+    found = value[what]
+    if not isinstance(found, list) or not all(isinstance(record, Mapping) for record in found):
+        raise ValueError(f"{name} is no COCO: {what} must be a list of records")
+    return found
+
+
+def _by_id(value: Mapping[str, Any], what: str, called: str, name: str) -> dict[Any, Any]:
+    """Names of images or categories by id."""
+    found = {}
+    for n, record in enumerate(_records(value, what, name), 1):
+        if not _is_id(record.get("id")):
+            raise ValueError(f"{name}, record {n} of {what} has no id: COCO numbers them")
+        found[record["id"]] = record.get(called, record["id"])
+    return found
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, (int, str))
 
 
 def _files(path: Path) -> Iterator[tuple[str, Any, str]]:
