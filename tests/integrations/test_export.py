@@ -41,6 +41,7 @@ def exported(module: nn.Module) -> torch.export.ExportedProgram:
     return torch.export.export(module, (images(2),), dynamic_shapes=({0: torch.export.Dim("batch")},))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_the_backbone_is_exported(name: str, tmp_path: Path) -> None:
     model = trained(name, crowdnal.CoNAL(C, R))
@@ -58,11 +59,8 @@ def test_a_model_whose_objective_predicts_is_exported_with_it() -> None:
     assert not torch.allclose(found, model.backbone(images(4)), atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("name", "whole"),
-    [("test_resnet", False), pytest.param("test_vit", False, marks=pytest.mark.slow),
-     pytest.param("test_resnet", True, marks=pytest.mark.slow)],
-)  # fmt: skip
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("name", "whole"), [("test_resnet", False), ("test_vit", False), ("test_resnet", True)])
 def test_onnx_gives_the_same_logits(name: str, whole: bool, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
