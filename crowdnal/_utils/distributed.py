@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,3 +20,14 @@ def sum_over_processes(statistics: Tensor) -> Tensor:
     if num_processes() > 1:
         torch.distributed.all_reduce(statistics)
     return statistics
+
+
+def assign(parameter: Tensor, values: Tensor) -> None:
+    """``parameter.copy_(values)``, the same on every process; where FSDP2 shards the parameter each keeps its part."""
+    if hasattr(parameter, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        sharded: Any = parameter
+        values = values.to(sharded.device, sharded.dtype)
+        values = distribute_tensor(values, sharded.device_mesh, sharded.placements)
+    parameter.copy_(values)

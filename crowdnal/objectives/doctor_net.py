@@ -116,11 +116,11 @@ class DoctorNet(Objective):
         if features is None or features.dim() != 2 or features.shape[1] + 1 != self._heads().shape[1]:
             shape = None if features is None else list(features.shape)
             raise ValueError(f"features is {shape} but the heads were made for [B, feature_dim={self.feature_dim}]")
-        return torch.cat([features.to(dtype), features.new_ones(len(features), 1, dtype=dtype)], 1)
+        return torch.cat([features.to(dtype), features.new_ones(features.shape[0], 1, dtype=dtype)], 1)
 
     def _log_average(self, logits: Tensor, features: Tensor | None, heads: Tensor, log_weights: Tensor) -> Tensor:
         x = self._augmented(features, logits.dtype)
-        if len(logits) > _ITEMS:
+        if not torch.compiler.is_exporting() and len(logits) > _ITEMS:
             parts = zip(logits.split(_ITEMS), x[:, :-1].split(_ITEMS), strict=True)
             return torch.cat([self._log_average(*part, heads, log_weights) for part in parts])
 

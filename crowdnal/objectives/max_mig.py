@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from crowdnal._utils.distributed import assign
 from crowdnal._utils.options import check_choice
 from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
@@ -81,10 +82,10 @@ class MaxMIG(Objective):
             return
         with torch.no_grad():
             if self.init == "votes":
-                self.annotators.weight.copy_(vote_log_confusion(annotations, self.offset, self.num_classes))
+                assign(self.annotators.weight, vote_log_confusion(annotations, self.offset, self.num_classes))
             if self.class_prior == "votes":
                 votes = annotations.votes()[:, : self.num_classes].double().sum(0)
-                self.prior_logits.copy_(((votes + 1) / (votes + 1).sum()).log())  # no class is impossible
+                assign(self.prior_logits, ((votes + 1) / (votes + 1).sum()).log())  # no class is impossible
 
     @override
     def confusion(self) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from crowdnal._utils.distributed import assign
 from crowdnal._utils.options import check_choice
 from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
@@ -77,7 +78,7 @@ class UnionNet(Objective):
         """Sets T from the votes, where asked for and annotations are given."""
         if self.init == "votes" and annotations is not None:
             with torch.no_grad():
-                self.annotators.weight.copy_(vote_log_confusion(annotations, _OFFSET, self.num_classes))
+                assign(self.annotators.weight, vote_log_confusion(annotations, _OFFSET, self.num_classes))
 
     @override
     def confusion(self) -> Tensor:

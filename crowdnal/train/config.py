@@ -125,6 +125,11 @@ AUTO = "auto"
 """Stands for the objective that a comparison chooses."""
 
 
+def _default_workers(_: TrainConfig) -> int:
+    cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # those of torchrun share them
+    return 0 if cores <= 1 else min(cores, 8)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Arguments of :func:`crowdnal.train.run`; the command line has the same under the same names.
@@ -214,7 +219,7 @@ class TrainConfig:
         "training", "of all that is drawn: equal seeds give equal weights on one machine", 0, check=_not_negative)
     workers: int | None = option(
         "running", "processes that read images", check=_not_negative, free=True, unset="one a core, 8 at most",
-        fill=lambda _: 0 if available_cores() == 1 else min(available_cores(), 8))
+        fill=_default_workers)
     threads: int | None = option(
         "running", "of each operation on the CPU", check=_at_most(1024), unset="torch's own choice")
     device: str | None = option(

@@ -187,7 +187,7 @@ def _numbered(blocks: Iterable[Tensor], first: int) -> Iterator[tuple[Tensor, Te
         first += len(block)
 
 
-def _batches(rows: Tensor, size: int, processes: int) -> list[Tensor]:
+def _batches(rows: Tensor, size: int, processes: int = 1) -> list[Tensor]:
     if min(size, len(rows)) < processes:
         raise InputError(
             f"{len(rows)} images to train on, --batch-size {size}: each of {processes} processes needs one of every "

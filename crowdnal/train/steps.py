@@ -53,9 +53,10 @@ class OneNetwork:
         self.trained: nn.Module = model
         if self.processes.size > 1:
             # running statistics are averaged after an epoch instead, targets are the same everywhere
-            options = inspect.signature(DistributedDataParallel).parameters
-            buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
-            self.trained = DistributedDataParallel(model, **{buffers: False})
+            known = inspect.signature(DistributedDataParallel).parameters
+            buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+            options: Any = {buffers: False}
+            self.trained = DistributedDataParallel(model, **options)
         self.optimizers: tuple[torch.optim.Optimizer, ...] = (_optimizer(model, config),)
         self.callback = ObjectiveCallback(model, (), annotations)
 

@@ -135,12 +135,12 @@ class CrowdModel(nn.Module):
         logits = logits.flatten(0, -2)
         features = features.flatten(0, 1) if features is not None and len(shape) == 3 else features
         if annotations is None:
-            return self.objective.predict(logits, features).view(shape)
+            return _shaped(self.objective.predict(logits, features), shape)
         loss = self.objective(logits, annotations, features)
         if self.objective.predicts:
             with torch.no_grad():
                 logits = self.objective.predict(logits, features)
-        return CrowdOutput(loss, logits.view(shape))
+        return CrowdOutput(loss, _shaped(logits, shape))
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As ``torch.nn.Module.compile``, in place; batches of every size but 1 (a last one, say) share one graph."""
@@ -186,6 +186,11 @@ class CrowdModel(nn.Module):
             "give: let it return (logits, features), or use attach(model, objective, features=...)"
         )
 
+    def predicted(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As :meth:`logits_and_features`, but the logits are the objective's where it predicts in a way of its own."""
+        logits, features = self.logits_and_features(images)
+        return self.objective.predict(logits, features), features
+
     def _timm_logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         backbone = gathering(self.backbone, "forward_features", "forward_head")
         if not torch.compiler.is_compiling() and not self._confirmed:
@@ -223,6 +228,10 @@ class CrowdModel(nn.Module):
             f"{type(self.backbone).__name__} returned {got} but the objective needs logits "
             f"[B, {num_classes}]: give the model {num_classes} outputs (its last layer), without a softmax"
         )
+
+
+def _shaped(logits: Tensor, shape: torch.Size) -> Tensor:
+    return logits if len(shape) == 2 else logits.view(shape)  # FSDP2 warns of views
 
 
 def _tell_length(objective: Objective, model: nn.Module) -> None:

@@ -29,8 +29,8 @@ def predict_items(
     with evaluating(model):
         for rows, images in batches:
             with torch.autocast(rows.device.type, amp, enabled=amp is not None):
-                logits, features = gathering(model, "logits_and_features").logits_and_features(images)
-                given = [model.objective.predict(logits, features), *([] if features is None else [features])]
+                logits, features = gathering(model, "predicted").predicted(images)
+                given = [logits, *([] if features is None else [features])]
             for part in given[len(tables) :]:  # of the first batch
                 kind = torch.promote_types(part.dtype, torch.float32)
                 tables.append(part.new_zeros(num_items, *part.shape[1:], dtype=kind))

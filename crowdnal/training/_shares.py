@@ -26,7 +26,8 @@ def batch_shares(model: nn.Module, batches: Sequence[Annotations]) -> Tensor:
             optimizer.step(); optimizer.zero_grad()
 
     Exact for every objective whose loss is a sum over annotations or items; not for what compares the items of a batch
-    (``MaxMIG``, GeoCrowdNet's log det of predictions) or is of the annotators in it (``scope="batch"``).
+    (``MaxMIG``, GeoCrowdNet's log det of predictions) or is of the annotators in it (``scope="batch"``), and of a
+    penalty beside ``reduction="sum"``, which every batch adds.
 
     Args:
         model: a CrowdModel (in whatever wraps it), or an objective.

@@ -79,7 +79,7 @@ def test_numbers_of_labels_on_a_logarithmic_axis_are_numbers():
         ("checkpoint.pt", b"garbage" * 99),
         ("checkpoint.pt", 0.5),
         ("checkpoint.pt", {}),
-        ("checkpoint.pt", {"model": {}, "optimizer": {}, "progress": {}}),
+        ("checkpoint.pt", {"model": {}, "optimizers": [], "progress": {}}),
         ("checkpoint-selected.pt", b"garbage"),
         ("run.json", 0.1),
         ("run.json", b"{}"),

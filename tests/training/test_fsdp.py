@@ -80,7 +80,7 @@ def check(name: str, recipe: str) -> None:
     rows = torch.arange(rank, N, size)
     callback = ObjectiveCallback(sharded, [(x[rows], a[rows])], a)
     callback.on_epoch_start(0)
-    whole.objective.on_train_start(a, lambda: whole.logits_and_features(x))
+    ObjectiveCallback(whole, [(x, a)], a).on_epoch_start(0)
     share = crowdnal.batch_shares(sharded, [a[rows]])[0]
     (share * sharded(x[rows], a[rows]).loss).backward()
     whole(x, a).loss.backward()
@@ -98,7 +98,7 @@ def check(name: str, recipe: str) -> None:
     assert moved > 0
     callback.on_epoch_start(1)
     logits, _ = callback.predict()
-    assert_close(logits, whole.eval().logits_and_features(x)[0], atol=1e-5, where=f"{name}, {recipe}")
+    assert_close(logits, whole.eval()(x), atol=1e-5, where=f"{name}, {recipe}")
     if whole.objective.models_annotators:
         assert sharded.objective.confusion().shape == (R, C, whole.objective.num_labels)
 

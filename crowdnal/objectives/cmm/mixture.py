@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from crowdnal._utils.distributed import assign
 from crowdnal._utils.layers import set_input_size
 from crowdnal.confusion import eye, whole
 from crowdnal.data import Annotations
@@ -63,8 +64,8 @@ class GroupMixture(nn.Module):
     @torch.no_grad()
     def set(self, log_alpha: Tensor, log_beta: Tensor) -> None:
         """New values, in place."""
-        self.log_alpha.copy_(log_alpha)
-        self.log_beta.copy_(log_beta)
+        assign(self.log_alpha, log_alpha)
+        assign(self.log_beta, log_beta)
 
     def log_weights(self, features: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Differentiable ``log α``: ``[M]``, or with a gate ``[B, M]`` for features ``[B, ...]`` (flattened)."""

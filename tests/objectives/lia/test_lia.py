@@ -217,6 +217,7 @@ def test_state_dict_round_trip(name: str) -> None:
     objective = perturbed(make(**OPTIONS[name]), torch.float32)
     annotations, logits = crowd(False, objective.num_labels), logits_of(dtype=torch.float32)
     objective.on_train_start(annotations, lambda: (logits, FEATURES.float()))
+    early = copy.deepcopy(objective.state_dict())  # before the first round
     objective.on_epoch_start(1)
     stream = io.BytesIO()
     torch.save(objective.state_dict(), stream)
@@ -231,6 +232,8 @@ def test_state_dict_round_trip(name: str) -> None:
     assert [r.round for r in fresh.history] == [1, 2]
     arguments = logits, annotations, FEATURES.float()
     assert torch.equal(fresh.posterior(*arguments), objective.posterior(*arguments))
+    fresh.load_state_dict(early)
+    assert torch.equal(fresh.targets, early["targets"]) and fresh.references.shape == early["references"].shape
 
 
 def test_annotators_that_come_later() -> None:
