@@ -1,12 +1,15 @@
 """Whether a default falls below the votes: every aggregator and objective, as it is, on crowds it was not chosen on.
 
-    CROWDNAL_DATA=DIR python benchmarks/robust.py labels|training [--seeds 5] [--methods NAMES] [--crowds NAMES]
+    CROWDNAL_DATA=DIR python benchmarks/robust.py labels|training|compare [--seeds 5] [--methods NAMES] [--crowds NAMES]
                                                   [--json FILE]
 
 ``labels``: accuracy of aggregated labels; ``training``: of a network on test items at the last epoch, where the one
 trained on majority votes is the measure, and all have its schedule (Adam 1e-3 for everything). Each number is the
 difference to the votes, in the mean of the seeds; below the table the mean over all crowds, the worst, and the share of
 crowds on which a method is more than a point below. Public sets are of ``CROWDNAL_DATA``; simulated ones need nothing.
+
+``compare``: what ``crowdnal.compare`` takes for the crowd of the first seed, and how often its linear heads are right
+about items they have not seen.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from _tables.training import CLEAN, Data, Network, Recipe, train
 from torch import Tensor, nn
 
 import crowdnal
-from crowdnal import Annotations, aggregate, metrics, simulation
+from crowdnal import Annotations, aggregate, compare, metrics, simulation
 from crowdnal.aggregation import AGGREGATORS, check_method
 from crowdnal.objectives import OBJECTIVES
+from crowdnal.training import CANDIDATES
 
 LABEL_SETS = ("weather", "web", "product", "polarity", "trec", "rte", "temporal", "bluebirds", "dog", "face")
 TRAINING_SETS = ("labelme", "music", "product_pairs")
@@ -166,6 +170,28 @@ def training(
     return found
 
 
+def compared(root: Path | None, methods: list[str], crowds: list[str] | None) -> dict[str, dict[str, Any]]:
+    """By crowd: the objective taken, and the accuracy of each on items that its heads have not seen."""
+    found = {}
+    for crowd, data_of in training_crowds(root, crowds):
+        data = data_of(0)
+        choice = compare(data.x, data.annotations, methods, epochs=15 if len(data.x) > 3000 else 40)
+        right = {name: _right(posterior, data.truth) for name, posterior in choice.posterior.items()}
+        found[crowd] = {"taken": choice.method, "accuracy": right, "standard errors": choice.standard_errors}
+        print(f"{crowd:20} {choice.method:16} {right}", file=sys.stderr, flush=True)
+    return found
+
+
+def choices(found: dict[str, dict[str, Any]]) -> str:
+    """As Markdown, a row for each crowd."""
+    methods = list(next(iter(found.values()))["accuracy"])
+    rows = [f"| crowd | {' | '.join(methods)} | taken |", f"| --- {'| --: ' * len(methods)}| --- |"]
+    for crowd, one in found.items():
+        cells = " | ".join(f"{one['accuracy'][name]:.3f}".removeprefix("0") for name in methods)
+        rows.append(f"| {crowd} | {cells} | {one['taken']} |")
+    return "\n".join(rows)
+
+
 def _tell(found: dict, method: str, crowd: str, accuracies: list[float], voted: list[float]) -> None:
     ahead = statistics.fmean(accuracies) - statistics.fmean(voted)
     found.setdefault(method, {})[crowd] = ahead
@@ -187,7 +213,7 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("labels", "training"))
+    parser.add_argument("what", choices=("labels", "training", "compare"))
     parser.add_argument("--data", help="folder of the data sets (default: CROWDNAL_DATA; without, simulated ones only)")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--methods", nargs="+", metavar="NAME")
@@ -197,6 +223,13 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     given = arguments.data or os.environ.get("CROWDNAL_DATA")
+    root = Path(given) if given else None
+    if arguments.what == "compare":
+        chosen = compared(root, arguments.methods or list(CANDIDATES), arguments.crowds)
+        print(choices(chosen))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(chosen, indent=1) + "\n")
+        return
     if arguments.what == "labels":
         known = [name for name in AGGREGATORS if name not in (*LEFT_OUT, *SLOW)]
         methods = arguments.methods or [*known, *PAPERS]
@@ -205,7 +238,7 @@ def main() -> None:
     else:
         methods = arguments.methods or [CLEAN, *(name for name in OBJECTIVES if name not in LEFT_OUT)]
     run = labels if arguments.what == "labels" else training
-    found = run(Path(given) if given else None, methods, arguments.crowds, arguments.seeds)
+    found = run(root, methods, arguments.crowds, arguments.seeds)
     print(f"Thousandths ahead of the votes, means of {arguments.seeds} seeds; crowdnal {crowdnal.__version__}\n")
     print(table(found))
     if arguments.json:

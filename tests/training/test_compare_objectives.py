@@ -26,7 +26,7 @@ def crowd(kind: str, items: int = 240, seed: int = 0) -> tuple[Tensor, Annotatio
 
 
 def test_a_method_that_sees_through_adversaries_is_taken():
-    x, annotations, truth = crowd("adversaries")
+    x, annotations, truth = crowd("adversaries", items=400)
     found = compare(x, annotations, ["dl-ds"], epochs=10, lr=0.02)
     assert list(found.log_likelihood) == [VOTES, "dl-ds"]
     assert found.method == "dl-ds" and found.standard_errors["dl-ds"] > 2 and found.standard_errors[VOTES] == 0
@@ -34,7 +34,7 @@ def test_a_method_that_sees_through_adversaries_is_taken():
     assert right["dl-ds"] > right[VOTES] + 0.02
     assert str(found).splitlines()[-1] == f"dl-ds: {found.why}"
     for q in found.posterior.values():
-        assert q.shape == (240, 3) and torch.allclose(q.sum(1), torch.ones(240).double())
+        assert q.shape == (400, 3) and torch.allclose(q.sum(1), torch.ones(400).double())
 
 
 def test_the_votes_are_taken_where_nothing_is_better():
