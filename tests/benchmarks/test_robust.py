@@ -1,0 +1,33 @@
+"""benchmarks/robust.py on one tiny crowd."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def robust(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    return importlib.import_module("robust")
+
+
+@pytest.mark.parametrize("what", ["labels", "training", "compare"])
+def test_each_table_is_printed_and_written(robust, what, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(robust, "SIMULATED", {"tiny": (2, 60, 10, 3, 0.7, 0.9, "even")})
+    monkeypatch.delenv("CROWDNAL_DATA", raising=False)
+    method = "dawid-skene" if what == "labels" else "dl-ds"
+    path = tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["robust.py", what, "--methods", method, "--seeds", "1", "--json", str(path)])
+    robust.main()
+    printed, found = capsys.readouterr().out, json.loads(path.read_text())
+    if what == "compare":
+        assert found["tiny"]["taken"] in (method, "majority-vote") and 0.5 < found["tiny"]["accuracy"][method] <= 1
+        assert f"| crowd | majority-vote | {method} | taken |" in printed and "| tiny |" in printed
+    else:
+        assert list(found) == [method] and -0.5 < found[method]["tiny"] < 0.5
+        assert f"| {method} |" in printed and "below -.01" in printed
