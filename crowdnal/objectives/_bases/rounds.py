@@ -207,10 +207,8 @@ class RoundsObjective(Objective):
             given, own = state_dict.get(prefix + name), getattr(self, name)
             if not isinstance(given, Tensor) or given.dim() != own.dim() or given.shape == own.shape:
                 continue
-            if given.shape[1:] == own.shape[1:] or 0 in (
-                *own.shape[1:],
-                *given.shape[1:],
-            ):  # features of unknown length
+            lengths = (*own.shape[1:], *given.shape[1:])  # 0: features whose length is not known yet
+            if given.shape[1:] == own.shape[1:] or 0 in lengths:
                 setattr(self, name, own.new_empty(given.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._loaded = len(state_dict.get(prefix + "targets", ())) > 0
