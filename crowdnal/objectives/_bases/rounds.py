@@ -242,10 +242,10 @@ class RoundsObjective(Objective):
             given, own = state_dict.get(prefix + name), self._run[name]
             if given is None:
                 missing += [prefix + name] * strict
-            elif given.dim() == own.dim() and (
-                given.shape[1:] == own.shape[1:] or 0 in (*own.shape[1:], *given.shape[1:])
-            ):
-                found[name] = given  # 0: features of unknown length
+                continue
+            lengths = (*own.shape[1:], *given.shape[1:])  # 0: features whose length is not known yet
+            if given.dim() == own.dim() and (given.shape[1:] == own.shape[1:] or 0 in lengths):
+                found[name] = given
             else:
                 sizes = f"{list(given.shape)} in the state, {list(own.shape)} here"
                 errors.append(f"size mismatch for {prefix}{name}: {sizes}")
