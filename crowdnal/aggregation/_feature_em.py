@@ -90,7 +90,7 @@ def feature_em(
         annotations: of the same N items. A weight says how often its annotation counts.
         confusion_prior: as of :func:`crowdnal.dawid_skene`.
         gold: known true classes, as :func:`crowdnal.data.as_gold` takes them. They hold throughout.
-        folds: 2 or more.
+        folds: 2 or more; never more than there are items.
         rounds: of priors, M-step and E-step, 1 or more.
         shrinkages: to choose from, above 0 and at most 1.
         exponents: to choose from, 0 or more.
@@ -115,7 +115,7 @@ def feature_em(
         raise ValueError(f"exponents={tuple(exponents)} must be 0 or more and finite, one at least")
     known = None if gold is None else as_gold(gold, annotations, classes).to(annotations.device)
     check_options(annotations, classes, known, confusion_prior, 0.0, torch.float64)
-    em = _FeatureEM(features, annotations, known, confusion_prior, folds, seed)
+    em = _FeatureEM(features, annotations, known, confusion_prior, min(folds, max(2, len(features))), seed)
     rounds = rounds if em.crowd is not None else 1
     likelihoods: list[float] = []
     shrinkage = shrinkages[0]

@@ -259,6 +259,13 @@ def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:
         feature_em(given.pop("features"), a, **given)
 
 
+def test_as_many_folds_as_items_at_most() -> None:
+    """A number that none can count to went on for ever."""
+    x, truth = items_of(3, 12, 3.0, seed=0)
+    a = label(truth, 3, 3, 0.7, seed=0)
+    assert torch.equal(feature_em(x, a, folds=2**40).posterior, feature_em(x, a, folds=12).posterior)
+
+
 def test_the_objective_trains_on_what_feature_em_finds() -> None:
     x, truth = items_of(4, 240, 3.0, seed=0)
     a = label(truth, 4, 4, torch.linspace(0.05, 0.95, 40), seed=0)
