@@ -52,6 +52,8 @@ class Result:
 def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes: Processes) -> Session:
     """Everything read, made and checked, up to what takes long or writes."""
     config = given.resolved()
+    if config.objective == CCC.name and processes.size > 1:
+        raise InputError(f"--objective {config.objective} trains in one process: start it without torchrun")
     recorded = processes.from_first(check_out, config, resume)
     chosen = None if recorded is None else recorded["chosen"]
     arguments = config.to_dict()
@@ -61,8 +63,6 @@ def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes
         config = config if chosen is None else replace(config, objective=chosen["method"])
     kind = objective_class(VOTES if config.objective == AUTO else config.objective)
     options = parse_options(kind, config.options)
-    if issubclass(kind, CCC) and processes.size > 1:
-        raise InputError(f"--objective {config.objective} trains in one process: start it without torchrun")
     if config.log == "tensorboard":
         require("tensorboard", extra="tensorboard")
     data = input_errors(data_module.load, config, reporter)
