@@ -94,6 +94,9 @@ def _shapes(tensors: Mapping[str, Any], shapes: Mapping[str, str], sizes: dict[s
 def _dtypes(tensors: Mapping[str, Any], matrices: tuple[str, ...]) -> str | None:
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     stored = next((given[name].dtype for name in matrices), None)
+    computed: torch.dtype | None = None  # of all that is no matrix: float32 beside halves
+    if stored in _FLOATS:
+        computed = torch.promote_types(stored, torch.float32)
     for name, tensor in given.items():
         if name in INDEX:
             if tensor.dtype != torch.int64:
@@ -102,6 +105,10 @@ def _dtypes(tensors: Mapping[str, Any], matrices: tuple[str, ...]) -> str | None
             return f"{name} must be a floating-point tensor of 16, 32 or 64 bits, got {tensor.dtype}"
         elif name in matrices and tensor.dtype != stored:
             return f"{name} must be {stored}, as the other matrices are; got {tensor.dtype}"
+        elif name not in matrices:
+            computed = computed or torch.promote_types(tensor.dtype, torch.float32)
+            if tensor.dtype != computed:
+                return f"{name} must be {computed}, as the op computes in; got {tensor.dtype}"
     return None
 
 

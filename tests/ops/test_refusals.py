@@ -109,6 +109,19 @@ def test_floats_of_eight_bits(name: str) -> None:
                 getattr(ops, name)(*wrong)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_another_precision(name: str) -> None:
+    """In the fallback it was torch's own "expected scalar type Double but found Float"."""
+    fields = OPS[name].arguments._fields[: OPS[name].num_tensors]
+    floats = [f for f, t in zip(fields, first(name), strict=False) if t is not None and t.is_floating_point()]
+    for field in floats if len(floats) > 1 else ():
+        wrong = changed(name, first(name), **{field: lambda t: t.float()})
+        with pytest.raises(ValueError, match=r"must be torch\.float(32|64), as"):
+            OPS[name].refuse(wrong)
+        with pytest.raises(Refused):
+            getattr(ops, name)(*wrong)
+
+
 def test_the_fallback_refuses_what_kernels_refuse() -> None:
     """Negative annotators are not the last ones, out of range nothing is read, with no native library either."""
     for name in ALL:
