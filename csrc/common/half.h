@@ -34,8 +34,8 @@ struct Half {
     constexpr uint32_t kBias = (127 - 15) << 23;
     const uint32_t sign = uint32_t(bits & 0x8000) << 16, rest = bits & 0x7fff;
     const uint32_t normal = (rest << 13) + (rest < 0x7c00 ? kBias : 2 * kBias);  // from 0x7c00 on infinity and NaN
-    const float small = float_of_bits(0x3f000000 | rest) - 0.5f;  // below 0x0400 bits count 2^-24, as those of 0.5 do
-    return float_of_bits(sign | (rest < 0x0400 ? bits_of_float(small) : normal));
+    const float tiny = float_of_bits(0x3f000000 | rest) - 0.5f;  // below 0x0400 bits count 2^-24, as those of 0.5 do
+    return float_of_bits(sign | (rest < 0x0400 ? bits_of_float(tiny) : normal));
 #endif
   }
 };

@@ -18,11 +18,11 @@ void log_rows(const T* confusion, const int64_t* label, const CheckedIndex& inde
                [&](int64_t run, int64_t first, int64_t last) {
                  const T* matrix = confusion + index.view.annotator[index.view.order[first]] * shape.matrix();
                  T* norm = log_norm + run * shape.cols;
-                 std::vector<T> far;
-                 log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr, &far);
+                 std::vector<T> apart;
+                 log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr, &apart);
                  for (int64_t p = first; p < last; ++p) {
                    const int64_t n = index.view.order[p];
-                   log_joint(none.data(), matrix + label[n] * shape.cols, norm, far, shape.cols, kind,
+                   log_joint(none.data(), matrix + label[n] * shape.cols, norm, apart, shape.cols, kind,
                              rows + n * shape.cols);
                  }
                });

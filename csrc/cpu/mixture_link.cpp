@@ -28,11 +28,11 @@ struct MixtureOut {
 
 template <class T>
 void one_row(const MixtureInput<T>& in, const Index& index, const Shape& shape, int64_t n, const T* log_norm,
-             const std::vector<T>& far, const MixtureOut<T>& out) {
+             const std::vector<T>& apart, const MixtureOut<T>& out) {
   const int64_t classes = shape.cols;
   const T* x = in.confusion + index.annotator[n] * shape.matrix() + in.label[n] * classes;
   T* joint = out.posterior + n * classes;
-  log_joint(in.log_probs + index.item[n] * classes, x, log_norm, far, classes, in.kind, joint);
+  log_joint(in.log_probs + index.item[n] * classes, x, log_norm, apart, classes, in.kind, joint);
   out.nll[n] = -softmax_row(joint, classes);
 }
 
@@ -95,7 +95,7 @@ template <class T, int N>
 CROWDNAL_INLINE void mixture_of(const MixtureInput<T>& in, const Index& index, const Runs& runs, const Shape& shape,
                                 int64_t run, int64_t end, const MixtureOut<T>& out) {
   const bool softplus = in.kind == Normalization::kSoftplus;
-  std::vector<T> values(softplus ? shape.matrix() : 0), far;
+  std::vector<T> values(softplus ? shape.matrix() : 0), apart;
   PendingRows<T, N> pending(in, index, shape, out);
   for (; run < end; ++run) {
     const T* matrix = in.confusion + index.annotator[index.order[runs[run]]] * shape.matrix();
@@ -103,12 +103,12 @@ CROWDNAL_INLINE void mixture_of(const MixtureInput<T>& in, const Index& index, c
     Vec<T> norms[N] = {};
     bool good = true;
     if (in.kind != Normalization::kNone) {
-      good = log_norms(matrix, shape.rows, shape.cols, in.kind, norm, softplus ? values.data() : nullptr, &far);
+      good = log_norms(matrix, shape.rows, shape.cols, in.kind, norm, softplus ? values.data() : nullptr, &apart);
       pending.row.read(out.log_norm, run, run + 1, norms);
     }
     for (int64_t p = runs[run]; p < runs[run + 1]; ++p) {
       if (!good) {
-        one_row(in, index, shape, index.order[p], norm, far, out);
+        one_row(in, index, shape, index.order[p], norm, apart, out);
       } else {
         pending.add(index.order[p], norm, norms, softplus ? values.data() : nullptr);
       }
@@ -127,14 +127,14 @@ CROWDNAL_CLONES void mixture_small(const MixtureInput<T>& in, const Index& index
 template <class T>
 void mixture_large(const MixtureInput<T>& in, const Index& index, const Runs& runs, const Shape& shape, int64_t run,
                    int64_t end, const MixtureOut<T>& out) {
-  std::vector<T> far;
+  std::vector<T> apart;
   for (; run < end; ++run) {
     const T* matrix = in.confusion + index.annotator[index.order[runs[run]]] * shape.matrix();
     T* norm = out.log_norm + run * shape.cols;
     if (in.kind != Normalization::kNone) {
-      log_norms<T>(matrix, shape.rows, shape.cols, in.kind, norm, nullptr, &far);
+      log_norms<T>(matrix, shape.rows, shape.cols, in.kind, norm, nullptr, &apart);
     }
-    for (int64_t p = runs[run]; p < runs[run + 1]; ++p) one_row(in, index, shape, index.order[p], norm, far, out);
+    for (int64_t p = runs[run]; p < runs[run + 1]; ++p) one_row(in, index, shape, index.order[p], norm, apart, out);
   }
 }
 

@@ -112,16 +112,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
   Tensor dmixing = empty(w, {need_mixing ? view.nnz : 0});
   dispatch(w, [&](auto zero) {
     using T = decltype(zero);
-    const bool small = is_small<T>(shape);
-    Tensor each = empty(w, {need_scores ? view.nnz : 0, small ? padded<T>(shape.rows) : shape.rows});
-    Tensor share = empty(w, {need_shared ? view.nnz : 0, small ? padded<T>(shape.cols) : shape.cols});
+    const bool compact = is_small<T>(shape);
+    Tensor each = empty(w, {need_scores ? view.nnz : 0, compact ? padded<T>(shape.rows) : shape.rows});
+    Tensor share = empty(w, {need_shared ? view.nnz : 0, compact ? padded<T>(shape.cols) : shape.cols});
     const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
     const StepOut<T> out{output<T>(nll), need_scores ? output<T>(each) : nullptr,
                          need_shared ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
                          need_confusion ? output<T>(dconfusion) : nullptr};
     step<T>(a.input<T>(), {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out);
     const auto sum = [&](const Tensor& rows, int64_t cols, T* to) {
-      if (!small) return sum_items<T>({pointer<T>(rows)}, view, cols, to);
+      if (!compact) return sum_items<T>({pointer<T>(rows)}, view, cols, to);
       parallel_for(0, view.num_items, tasks_per_thread(cols * 4),
                    [&](int64_t begin, int64_t end) { sum_padded(pointer<T>(rows), view, begin, end, cols, to); });
     };

@@ -51,6 +51,16 @@ def test_what_is_newer_is_found(tmp_path: Path) -> None:
     assert "c++20" in checked(newer).lower()
 
 
+@pytest.mark.parametrize("source", sorted(CSRC.rglob("*.*")), ids=lambda source: source.name)
+def test_no_name_is_a_macro_of_windows(source: Path) -> None:
+    """Its headers, which torch's include, define these."""
+    code = re.sub(r'//.*|"[^"\n]*"', "", source.read_text(encoding="utf-8"))
+    assert (
+        re.findall(r"\b(?:far|near|small|hyper|interface|IN|OUT|ERROR|OPTIONAL)\b", code) == []
+        or source.suffix == ".md"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None or torch.version.cuda is None, reason="needs nvcc")
 @pytest.mark.parametrize("stem", ["select", "mix"])

@@ -100,16 +100,16 @@ CROWDNAL_CLONES bool log_sums(const T* sum, int64_t classes, T* log_norm) {
 
 template <class T>
 bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values,
-               std::vector<T>* far) {
+               std::vector<T>* apart) {
   thread_local std::vector<T> scratch;
-  if (far) far->clear();
+  if (apart) apart->clear();
   const int64_t padded = classes + kLanes<T>;
   const bool own = !values && is_short<T>(classes);
   scratch.resize(padded + (own ? labels * classes : 0));
   sums(x, labels, classes, kind, scratch.data(), own ? scratch.data() + padded : values);
   if (log_sums(scratch.data(), classes, log_norm)) return true;
   std::vector<T> unwanted;
-  std::vector<T>& both = far ? *far : unwanted;
+  std::vector<T>& both = apart ? *apart : unwanted;
   both.resize(2 * classes);
   exact_norms(x, labels, classes, kind, both.data(), both.data() + classes);
   for (int64_t k = 0; k < classes; ++k) log_norm[k] = both[k] + both[classes + k];
@@ -117,16 +117,16 @@ bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, 
 }
 
 template <class T>
-CROWDNAL_CLONES void log_joint(const T* prior, const T* x, const T* log_norm, const std::vector<T>& far,
+CROWDNAL_CLONES void log_joint(const T* prior, const T* x, const T* log_norm, const std::vector<T>& apart,
                                int64_t classes, Normalization kind, T* out) {
-  const T *highest = far.data(), *rest = highest + classes;
+  const T *highest = apart.data(), *rest = highest + classes;
   for (int64_t k = 0; k < classes; k += kLanes<T>) {
     const int64_t left = classes - k;
     const Vec<T> own = load_some(prior + k, left);
     Vec<T> t = log_value<T>(load_some(x + k, left), kind);
     if (kind == Normalization::kNone) {
       t = own + t;
-    } else if (far.empty()) {
+    } else if (apart.empty()) {
       t = (own + t) - load_some(log_norm + k, left);
     } else {
       t = own + ((t - load_some(highest + k, left)) - load_some(rest + k, left));

@@ -12,15 +12,15 @@ namespace crowdnal::cpu {
 
 // log_norm[k] = log sum_y f(x[y, k]), finite where a sum over- or underflows. values: null, or [labels, classes] for f.
 // Returns false where one does: `values` do not hold f to full precision then, nor does log_norm tell log f - log_norm.
-// far: null, or where to put what does, [2, classes] for log f - far[0] - far[1]: the highest log f of the column, and
-// the logarithm of the sum relative to it. Nothing where true is returned.
+// apart: null, or where to put what does, [2, classes] for log f - apart[0] - apart[1]: the highest log f of the column,
+// and the logarithm of the sum relative to it. Nothing where true is returned.
 template <class T>
 bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values,
-               std::vector<T>* far);
+               std::vector<T>* apart);
 
-// out[k] = prior[k] + log A[y, k], of the row x = x[y]; log_norm is not read for kNone, nor if `far` is not empty.
+// out[k] = prior[k] + log A[y, k], of the row x = x[y]; log_norm is not read for kNone, nor if `apart` is not empty.
 template <class T>
-void log_joint(const T* prior, const T* x, const T* log_norm, const std::vector<T>& far, int64_t classes,
+void log_joint(const T* prior, const T* x, const T* log_norm, const std::vector<T>& apart, int64_t classes,
                Normalization kind, T* out);
 
 // d / d x [labels, classes] of a function whose gradient for log A is G[y] = sum of the rows order[first..last-1] of

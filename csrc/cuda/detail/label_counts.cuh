@@ -126,10 +126,10 @@ template <class T, class E>
 void confusion_gradient(Context& context, const GradRows<T>& rows, const int64_t* label, const E* confusion,
                         const T* log_norm, const Index& index, const Shape& shape, Normalization kind, T* out) {
   if (shape.num_annotators * shape.matrix() == 0) return;
-  const bool small = small_outer(context, OneHot<T>{label}, rows, index, shape, out);
+  const bool compact = small_outer(context, OneHot<T>{label}, rows, index, shape, out);
   // Neither most annotators absent, nor many annotations a label.
-  const bool whole = !small && index.nnz >= shape.num_annotators && index.nnz <= shape.num_annotators * shape.rows;
-  if (!small && !whole) add_labelled(context, rows, label, index, shape, out);
+  const bool whole = !compact && index.nnz >= shape.num_annotators && index.nnz <= shape.num_annotators * shape.rows;
+  if (!compact && !whole) add_labelled(context, rows, label, index, shape, out);
   Runs runs{};
   if (kind != Normalization::kNone) {
     runs = find_runs(context, index, shape.num_annotators);

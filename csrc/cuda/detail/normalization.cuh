@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kColumnThreads)
     const T shift = highest == T(-INFINITY) ? T(0) : highest;
     const T total = join_ways<kWays>(sum * std::exp(own - shift), shared, [](T a, T b) { return a + b; });
     const T rest = std::log(total), sum_of_both = shift + rest;
-    const bool far = sum_of_both > T(kFar) || sum_of_both < T(-kFar);
-    const Norm<T> norm{far ? shift : T(0), far ? rest : sum_of_both};
+    const bool apart = sum_of_both > T(kFar) || sum_of_both < T(-kFar);
+    const Norm<T> norm{apart ? shift : T(0), apart ? rest : sum_of_both};
     if (way == 0 && k < classes) log_norm[run * classes + k] = sum_of_both;
     for (int64_t y = way; log_a && k < classes && y < labels; y += kWays) {
       log_a[(r * labels + y) * classes + k] = norm(log_value(T(x[y * classes]), kind));
