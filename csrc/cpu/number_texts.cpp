@@ -1,5 +1,7 @@
 // Texts numbered in order of first appearance: what a column of ids becomes.
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "cpu/detail/tensors.h"
@@ -7,15 +9,33 @@
 namespace crowdnal::cpu {
 namespace {
 
+// Memory of a large table, which is read at random.
+template <class T>
+struct HugePages {
+  using value_type = T;
+  HugePages() = default;
+  template <class U>
+  HugePages(const HugePages<U>&) {}
+  T* allocate(size_t count) {
+    void* memory = std::malloc(count * sizeof(T));
+    if (memory == nullptr) throw std::bad_alloc();
+    use_huge_pages(memory, static_cast<int64_t>(count * sizeof(T)));
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, size_t) { std::free(memory); }
+  bool operator==(const HugePages&) const { return true; }
+};
+
 // A text by its first 16 bytes as numbers, zeros behind its end, and where it lies.
 struct Text {
   uint64_t words[2];
   const uint8_t* bytes;
-  int64_t size;
+  uint32_t size;
+  int32_t code;  // its number; negative: none yet, or no text at all
 
-  bool operator==(const Text& other) const {
+  bool equals(const Text& other) const {
     return words[0] == other.words[0] && words[1] == other.words[1] && size == other.size &&
-           (size <= 16 || std::memcmp(bytes + 16, other.bytes + 16, static_cast<size_t>(size - 16)) == 0);
+           (size <= 16 || std::memcmp(bytes + 16, other.bytes + 16, size - 16) == 0);
   }
 };
 
@@ -35,59 +55,58 @@ inline uint64_t mixed(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 32);
 }
 
-// `readable`: bytes from the text's first on that may be read. Equal texts have equal hashes.
-inline uint64_t describe(const uint8_t* bytes, int64_t size, int64_t readable, Text& text) {
-  text = {{0, 0}, bytes, size};
-  if (size > 0) text.words[0] = word_at(bytes, size, readable);
-  if (size > 8) text.words[1] = word_at(bytes + 8, size - 8, readable - 8);
-  uint64_t hash = mixed(mixed(static_cast<uint64_t>(size), text.words[0]), text.words[1]);
-  for (int64_t at = 16; at < size; at += 8) hash = mixed(hash, word_at(bytes + at, size - at, readable - at));
+// Equal texts have equal hashes. `readable`: bytes from the text's first on that may be read.
+inline uint64_t hash_of(const Text& text, int64_t readable) {
+  uint64_t hash = mixed(mixed(text.size, text.words[0]), text.words[1]);
+  for (int64_t at = 16; at < text.size; at += 8)
+    hash = mixed(hash, word_at(text.bytes + at, text.size - at, readable - at));
   return hash;
 }
 
-// Distinct texts by number, in a table of open addresses at most half full. Their bytes are not copied.
+inline Text read_text(const uint8_t* bytes, int64_t size, int64_t readable) {
+  Text text = {{0, 0}, bytes, static_cast<uint32_t>(size), -1};
+  if (size > 0) text.words[0] = word_at(bytes, size, readable);
+  if (size > 8) text.words[1] = word_at(bytes + 8, size - 8, readable - 8);
+  return text;
+}
+
+// Distinct texts with their numbers, in a table of open addresses at most half full. Bytes beyond 16 are not copied.
 class Texts {
  public:
-  // Each a step towards the text that a hash probably means, in memory that no cache knows.
-  void fetch_slot(uint64_t hash) const { __builtin_prefetch(&slots_[hash & mask_]); }
-  void fetch_text(uint64_t hash) const {
-    const Slot& slot = slots_[hash & mask_];
-    if (slot.hash == hash && slot.code >= 0) __builtin_prefetch(&texts_[static_cast<size_t>(slot.code)]);
-  }
+  // Early, for memory that no cache knows.
+  void fetch(uint64_t hash) const { __builtin_prefetch(&slots_[hash & mask_]); }
 
-  // Its number, a new one if it is not known.
-  int64_t code(const Text& text, uint64_t hash) {
+  // The number of a text, a new one if it is not known.
+  int32_t code(const Text& text, uint64_t hash) {
     uint64_t at = hash & mask_;
     for (; slots_[at].code >= 0; at = (at + 1) & mask_)
-      if (slots_[at].hash == hash && texts_[static_cast<size_t>(slots_[at].code)] == text) return slots_[at].code;
-    const int64_t code = static_cast<int64_t>(texts_.size());
-    slots_[at] = {hash, code};
-    texts_.push_back(text);
-    if (2 * texts_.size() > slots_.size()) grow();
+      if (slots_[at].equals(text)) return slots_[at].code;
+    const int32_t code = count_++;
+    slots_[at] = text;
+    slots_[at].code = code;
+    if (2 * static_cast<size_t>(count_) > slots_.size()) grow();
     return code;
   }
 
  private:
-  struct Slot {
-    uint64_t hash = 0;
-    int64_t code = -1;
-  };
-
   void grow() {
-    std::vector<Slot> after(2 * slots_.size());
+    STD_TORCH_CHECK(count_ < int32_t(1) << 30, "crowdnal: contents have more than 2^30 different texts");
+    Slots after(2 * slots_.size(), kNone);
     mask_ = after.size() - 1;
-    for (const Slot& slot : slots_) {
-      if (slot.code < 0) continue;
-      uint64_t at = slot.hash & mask_;
+    for (const Text& text : slots_) {
+      if (text.code < 0) continue;
+      uint64_t at = hash_of(text, text.size) & mask_;
       while (after[at].code >= 0) at = (at + 1) & mask_;
-      after[at] = slot;
+      after[at] = text;
     }
     slots_.swap(after);
   }
 
+  static constexpr Text kNone = {{0, 0}, nullptr, 0, -1};
+  using Slots = std::vector<Text, HugePages<Text>>;
+  Slots slots_ = Slots(1 << 12, kNone);
   uint64_t mask_ = (1 << 12) - 1;
-  std::vector<Slot> slots_ = std::vector<Slot>(1 << 12);
-  std::vector<Text> texts_;
+  int32_t count_ = 0;
 };
 
 // One piece of the column: offsets of its texts in its bytes, as Arrow keeps them.
@@ -103,12 +122,13 @@ void number(const uint8_t* content, int64_t bytes, const Offset* ends, int64_t c
       const int64_t low = ends[from + n], high = ends[from + n + 1];
       STD_TORCH_CHECK(0 <= low && low <= high && high <= bytes, "crowdnal: ends: text ", from + n,
                       " reaches beyond its ", bytes, " bytes");
-      hashes[n] = describe(content + low, high - low, bytes - low, texts[n]);
-      known.fetch_slot(hashes[n]);
+      STD_TORCH_CHECK(high - low < int64_t(1) << 32, "crowdnal: ends: text ", from + n, " has 2^32 bytes or more");
+      texts[n] = read_text(content + low, high - low, bytes - low);
+      hashes[n] = hash_of(texts[n], bytes - low);
+      known.fetch(hashes[n]);
     }
-    for (int64_t n = 0; n < size; ++n) known.fetch_text(hashes[n]);
     for (int64_t n = 0; n < size; ++n) {
-      const bool again = n > 0 && hashes[n] == hashes[n - 1] && texts[n] == texts[n - 1];
+      const bool again = n > 0 && hashes[n] == hashes[n - 1] && texts[n].equals(texts[n - 1]);
       const int64_t code = again ? codes[from + n - 1] : known.code(texts[n], hashes[n]);
       if (code == static_cast<int64_t>(first.size())) first.push_back(start + from + n);
       codes[from + n] = code;

@@ -145,23 +145,25 @@ Tensor widened(const Tensor& matrices, const int64_t* owner, int64_t count) {
   return out;
 }
 
+void use_huge_pages(void* memory, int64_t bytes) {
+#if defined(__linux__)
+  constexpr int64_t kHugePage = 1 << 21;
+  if (bytes < 4 * kHugePage) return;
+  const auto begin = (reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage;
+  madvise(reinterpret_cast<void*>(begin), (bytes - kHugePage) / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
+}
+
 namespace {
 
 Tensor fresh(int32_t dtype, int64_t size_of_one, std::initializer_list<int64_t> sizes) {
-  constexpr int64_t kHugePage = 1 << 21;
   int64_t strides[4], count = 1, d = static_cast<int64_t>(sizes.size());
   for (auto size = sizes.end(); size != sizes.begin();) {
     strides[--d] = count;
     count *= std::max<int64_t>(1, *--size);
   }
   Tensor out = allocate(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype);
-#if defined(__linux__)
-  const int64_t bytes = count * size_of_one;
-  if (bytes >= 4 * kHugePage) {  // fresh memory of this size is ruled by page faults; a refusal changes nothing
-    const auto begin = (reinterpret_cast<uintptr_t>(out.mutable_data_ptr()) + kHugePage - 1) / kHugePage * kHugePage;
-    madvise(reinterpret_cast<void*>(begin), (bytes - kHugePage) / kHugePage * kHugePage, MADV_HUGEPAGE);
-  }
-#endif
+  use_huge_pages(out.mutable_data_ptr(), count * size_of_one);
   return out;
 }
 

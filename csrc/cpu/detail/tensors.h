@@ -35,6 +35,9 @@ Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels);
 // precision; the others are not initialised, so that no memory need stand behind them.
 Tensor widened(const Tensor& matrices, const int64_t* owner, int64_t count);
 
+// Fresh memory of several megabytes is ruled by page faults: asks for large ones. A refusal changes nothing.
+void use_huge_pages(void* memory, int64_t bytes);
+
 // Not initialised, of the dtype of `like`, or int64.
 Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes);
 Tensor empty_long(std::initializer_list<int64_t> sizes);
