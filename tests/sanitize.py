@@ -97,7 +97,9 @@ def main() -> int:
         tests = ["pytest", "-s", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-m", "", *(
             rest or [*WHAT[given.kind], "-k", LEFT_OUT])]  # fmt: skip
         return subprocess.run(
-            ["setarch", "-R", sys.executable, "-m", *tests], cwd=TESTS.parent, env=environment(given.kind, package)
+            ["setarch", "-R", sys.executable, "-P", "-m", *tests],
+            cwd=TESTS.parent,
+            env=environment(given.kind, package),
         ).returncode
 
 
