@@ -96,8 +96,11 @@ def main() -> int:
         # -s: what a sanitizer says before it ends the process is seen
         tests = ["pytest", "-s", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-m", "", *(
             rest or [*WHAT[given.kind], "-k", LEFT_OUT])]  # fmt: skip
+        # -P: not the package of the working folder
         return subprocess.run(
-            ["setarch", "-R", sys.executable, "-m", *tests], cwd=TESTS.parent, env=environment(given.kind, package)
+            ["setarch", "-R", sys.executable, "-P", "-m", *tests],
+            cwd=TESTS.parent,
+            env=environment(given.kind, package),
         ).returncode
 
 

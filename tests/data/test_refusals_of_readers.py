@@ -87,6 +87,15 @@ def test_damaged_files_of_other_libraries_are_named(tmp_path: Path, kind: str) -
         Annotations.read(tmp_path / "answers", **({"format": "cvat"} if kind == "cvat" else {}))
 
 
+def test_archives_whose_names_are_no_text(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("é.xml", "<annotations></annotations>")
+    (tmp_path / "answers").write_bytes(stream.getvalue().replace("é".encode(), b"\xa8\xa8"))
+    with pytest.raises(ValueError, match="answers is damaged or cut off"):
+        Annotations.read(tmp_path / "answers", format="cvat")
+
+
 def test_json_too_deep_and_records_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "answers"
     path.write_text("[" * 100_000)

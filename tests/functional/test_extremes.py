@@ -9,7 +9,7 @@ import torch
 from support import op_checks
 from support.compare import assert_close, assert_same
 from support.problems import make_problem
-from support.workers import Gradients
+from support.workers import Losses
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -119,8 +119,8 @@ def test_workers_by_fork_and_spawn(method: str) -> None:
     """The bits of this process, which has used its threads before it forks."""
     if method not in torch.multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
-    here = [Gradients()[n] for n in range(6)]
-    loader = DataLoader(Gradients(), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=120)
+    here = [Losses()[n] for n in range(6)]
+    loader = DataLoader(Losses(), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=120)
     assert_same(list(loader), here, "output")
 
 

@@ -10,14 +10,16 @@ from crowdnal import functional as F
 from support.problems import make_problem
 
 
-class Gradients(Dataset[Tensor]):
-    """Item n: the loss and the gradients of a cross-entropy on problem n, in float32 and one after the other."""
+class Losses(Dataset[Tensor]):
+    """Item n: losses of problem n, and sums over its items and annotators; torch's autograd does not survive a fork."""
 
     def __len__(self) -> int:
         return 6
 
     def __getitem__(self, n: int) -> Tensor:
         p = make_problem(40, 7, 5, 5, 5, seed=n)
-        leaves = [t.float().requires_grad_() for t in (p.scores, p.confusion)]
-        loss = F.crowd_cross_entropy(*leaves, p.annotations)
-        return torch.cat([loss.detach().view(1), *(g.flatten() for g in torch.autograd.grad(loss, leaves))])
+        scores, confusion, grad = p.scores.float(), p.confusion.float(), p.grad(5).float()
+        with torch.no_grad():
+            losses = F.crowd_cross_entropy(scores, confusion, p.annotations, reduction="none")
+            sums = F.mix_items(grad, confusion, p.annotations), F.mix_annotators(scores, grad, p.annotations)
+        return torch.cat([losses, *(each.flatten() for each in sums)])

@@ -16,8 +16,8 @@ from crowdnal.data._json import parse_json
 from crowdnal.data._table import Table, brief, records
 from crowdnal.data._text import read_dialect, read_head, readable
 
-_BROKEN = (zipfile.BadZipFile, NotImplementedError, RuntimeError)
-"""What zipfile raises: a damaged archive, a compression that it does not know, a password."""
+_BROKEN = (zipfile.BadZipFile, NotImplementedError, RuntimeError, UnicodeDecodeError)
+"""What zipfile raises: a damaged archive, a compression that it does not know, a password, a name of a file."""
 
 
 def read_rows(path: Path, needed: Sequence[str], tool: str) -> Table:

@@ -9,7 +9,8 @@
 #include <utility>
 
 // On a function that holds the loops itself: a lambda in it or a function that is not inlined is not cloned with it.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+// ThreadSanitizer cannot run in what chooses a clone, which is before it has begun.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && !defined(__SANITIZE_THREAD__)
 #define CROWDNAL_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CROWDNAL_CLONES
