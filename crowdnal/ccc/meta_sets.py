@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.ccc.data import Items, MetaBatch
 from crowdnal.ccc.distillation import distill
 from crowdnal.training import CrowdModel
@@ -48,7 +49,7 @@ class MetaSets:
         """
         if self.evaluation is None:
             raise ValueError("CCC distils its meta sets from the training items: call on_train_start(dataset) first")
-        logits = [self.evaluation.logits(model, device) for model in models]
+        logits = [sum_over_processes(self.evaluation.logits(model, device)) / num_processes() for model in models]
         annotations = self.evaluation.dataset.annotations
         self.sets = [distill(other, annotations, self.size) for other in reversed(logits)]
         self.restart()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from crowdnal._utils.distributed import from_first
 from crowdnal.aggregation.clustering import cluster_matrices
 from crowdnal.ccc.checks import check_data, check_models, check_options
 from crowdnal.ccc.data import Items
@@ -44,7 +45,9 @@ class CCC(nn.Module):
     LabelMe G = 25, Adam 1e-4, 50 of 200 epochs; Music M = 160, G = 20, correction rate 0.3, Adam 1e-2, 50 of 200
     epochs.
 
-    Not for ``DistributedDataParallel``: the meta gradient is that of one process.
+    In several processes (``torch.distributed``) each gives its own part of a batch to ``step``, which sums over them
+    what a step needs: without ``DistributedDataParallel``. All call ``on_train_start`` with the whole data set, and
+    begin with the first one's weights.
 
     Args:
         model_a: a network with ``CrowdLayer`` (MW, full rank, no shared matrices, K = C) attached.
@@ -147,6 +150,7 @@ class CCC(nn.Module):
         """
         evaluation = dataset if evaluation is None else evaluation
         check_data(dataset, evaluation, self.model_a)
+        from_first(self)
         self.meta_sets.use(*(Items(data, batch_size, num_workers) for data in (dataset, evaluation)))
 
     def on_epoch_start(self, epoch: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from crowdnal._utils.distributed import num_processes, sum_over_processes, sum_together
 from crowdnal.ccc.data import MetaBatch
 from crowdnal.ccc.meta_gradient import (
     correction,
@@ -21,9 +22,10 @@ from crowdnal.ccc.meta_gradient import (
 )
 from crowdnal.ccc.passes import RandomState, Weights, kept_random_state
 from crowdnal.confusion import FreeConfusion
-from crowdnal.data import Annotations
+from crowdnal.data import Annotations, as_annotations
 from crowdnal.functional import crowd_cross_entropy
-from crowdnal.training import CrowdModel, is_timm
+from crowdnal.objectives import Objective
+from crowdnal.training import CrowdModel, batch_shares, is_timm
 
 Scope = Literal["all", "head"]
 Meta = Literal["auto", "exact", "finite_difference"]
@@ -73,7 +75,10 @@ class Corrector:
         meta_batch: MetaBatch,
         groups: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The loss ``[]`` under the corrected confusions and the correction V ``[G, C, K]``, both detached."""
+        """The loss ``[]`` under the corrected confusions and the correction V ``[G, C, K]``, both detached.
+
+        Of several processes each gives its part of the batch; the results are those of all of it.
+        """
         objective, confusion = model.objective, confusion_of(model)
         rates = self._rates(model, optimizer)
         factor = None if scaler is None else scaler.scale(torch.ones((), device=images.device))
@@ -82,21 +87,26 @@ class Corrector:
         logits, annotations, *_ = objective.as_batch(logits, annotations)
         with torch.autocast(images.device.type, enabled=False):
             p = logits.softmax(-1)
-            plain = crowd_cross_entropy(p, confusion.detach(), annotations, reduction=objective.reduction)
+            share = _share(objective, annotations)
+            plain = share * crowd_cross_entropy(p, confusion.detach(), annotations, reduction=objective.reduction)
             moved = {name: model.get_parameter(name) for name in rates}
             gradients = gradients_of(plain, moved, factor, retain_graph=True)
+            sum_together(gradients.values())
             virtual = {name: moved[name].detach() - rates[name] * gradients[name] for name in rates}
         del gradients
         with kept_random_state(images.device):
             direction = meta_direction(model, virtual, rates, *meta_batch, factor)
+            sum_together(direction.values())  # of one meta batch in all processes, but what is drawn in each differs
+            direction = {name: part / num_processes() for name, part in direction.items()}
             del virtual
             tangent = self._tangent(model, direction, images, drawn, p.detach(), features)
         with torch.autocast(images.device.type, enabled=False):
             given = p.detach(), tangent, confusion.detach(), annotations, groups, self.num_groups
-            v = correction(correction_gradient(*given, objective.reduction), confusion, self.rate)
-            loss = crowd_cross_entropy(p, confusion + v[groups], annotations, reduction=objective.reduction)
+            gradient = sum_over_processes(share * correction_gradient(*given, objective.reduction))
+            v = correction(gradient, confusion, self.rate)
+            loss = share * crowd_cross_entropy(p, confusion + v[groups], annotations, reduction=objective.reduction)
             update(loss, optimizer, scaler)
-        return loss.detach(), v
+        return sum_over_processes(loss.detach().clone()), v
 
     def _forward(self, model: CrowdModel, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits and, for the head, what it was given."""
@@ -168,9 +178,18 @@ def plain_step(
 ) -> Tensor:
     """A step of CrowdLayer; the loss ``[]``, detached."""
     loss = model(images, annotations).loss
+    if num_processes() > 1:
+        objective = model.objective
+        sizes = {"num_annotators": objective.num_annotators, "num_classes": objective.num_labels}
+        loss = loss * _share(objective, as_annotations(annotations, **sizes))
     with torch.autocast(images.device.type, enabled=False):
         update(loss, optimizer, scaler)
-    return loss.detach()
+    return sum_over_processes(loss.detach().clone())
+
+
+def _share(objective: Objective, annotations: Annotations) -> Tensor | float:
+    """What this process's part of a batch counts in the loss of all of it: the parts' sum."""
+    return 1.0 if num_processes() == 1 else batch_shares(objective, [annotations])[0] / num_processes()
 
 
 def update(loss: Tensor, optimizer: Optimizer, scaler: Any) -> None:
@@ -178,11 +197,17 @@ def update(loss: Tensor, optimizer: Optimizer, scaler: Any) -> None:
     optimizer.zero_grad(set_to_none=True)
     if scaler is None:
         loss.backward()
+        _sum_gradients(optimizer)
         optimizer.step()
     else:
         scaler.scale(loss).backward()
+        _sum_gradients(optimizer)
         scaler.step(optimizer)
     torch.clear_autocast_cache()  # else an autocast region around the loop would go on with the old weights
+
+
+def _sum_gradients(optimizer: Optimizer) -> None:
+    sum_together(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
 
 
 def confusion_of(model: CrowdModel) -> nn.Parameter:

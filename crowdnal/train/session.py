@@ -52,8 +52,6 @@ class Result:
 def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes: Processes) -> Session:
     """Everything read, made and checked, up to what takes long or writes."""
     config = given.resolved()
-    if config.objective == CCC.name and processes.size > 1:
-        raise InputError(f"--objective {config.objective} trains in one process: start it without torchrun")
     recorded = processes.from_first(check_out, config, resume)
     chosen = None if recorded is None else recorded["chosen"]
     arguments = config.to_dict()
@@ -241,7 +239,7 @@ class Session:
         config, device = self.config, str(self.config.device)
         steps: Steps
         if self.ccc is not None:
-            steps = TwoNetworks(self.ccc.to(device), inputs, self.parts[0], config)
+            steps = TwoNetworks(self.ccc.to(device), inputs, self.parts[0], config, self.processes)
         else:
             identity = nn.Identity() if config.freeze_backbone else None
             model = attach(self.trained[0], self.networks[0].objective, features=identity).to(device)

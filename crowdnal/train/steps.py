@@ -89,7 +89,11 @@ class OneNetwork:
 class TwoNetworks:
     """The two networks of CCC, which correct each other."""
 
-    def __init__(self, ccc: CCC, inputs: Inputs, annotations: Annotations, config: TrainConfig) -> None:
+    def __init__(
+        self, ccc: CCC, inputs: Inputs, annotations: Annotations, config: TrainConfig,
+        processes: Processes | None = None,
+    ) -> None:  # fmt: skip
+        self.processes = processes or Processes()
         self.ccc, self.inputs, self.annotations, self.config = ccc, inputs, annotations, config
         self.model = joint(ccc)
         self.optimizers: tuple[torch.optim.Optimizer, ...] = tuple(
@@ -109,12 +113,14 @@ class TwoNetworks:
 
     def on_epoch_end(self, epoch: int) -> None:
         """See :class:`Steps`."""
+        for model in (self.ccc.model_a, self.ccc.model_b):
+            self.processes.average_buffers(model.backbone)
 
     def step(self, inputs: Tensor, annotations: Annotations) -> Tensor:
         """See :class:`Steps`; the mean of both losses."""
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.config.amp):
             found = self.ccc.step((inputs, annotations), *self.optimizers)
-        return (found.loss_a + found.loss_b) / 2
+        return (found.loss_a + found.loss_b) / 2 / self.processes.size
 
 
 def check_optimizer(name: str) -> None:
