@@ -24,7 +24,7 @@ METHODS: list[Method] = [
     ("crowd-layer-over", "crowd-layer-over", {}),
     ("doctor-net", "doctor-net", {}),
     ("weighted-doctor-net", "weighted-doctor-net", {}),
-    ("max-mig", "max-mig", {}),
+    ("max-mig", "max-mig", {"class_prior": "uniform"}),
     ("union-net A", "union-net", {"variant": "A"}),
     ("union-net B", "union-net", {"variant": "B"}),
     ("geocrowdnet F", "geocrowdnet", {"volume": "F"}),
@@ -37,7 +37,7 @@ METHODS: list[Method] = [
     ("dl-em", "dl-em", {}),
     ("dl-em incremental", "dl-em", {"incremental": True}),
     ("dl-wc", "dl-wc", {}),
-    ("mbem", "mbem", {}),
+    ("mbem", "mbem", {"soft": False, "confusion_prior": None}),
     ("cmm", "cmm", {}),
 ]
 ELSEWHERE = ("dl-aggregate", "lia")  # in tables of their own

@@ -48,7 +48,8 @@ class MaxMIG(Objective):
             vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
             ``on_train_start`` is not called): ``2 I``.
         offset: above 0, see ``init``.
-        class_prior: ``"uniform"``, or the distribution of the training set's ``"votes"``, set by ``on_train_start``.
+        class_prior: ``"votes"``: their distribution in the training set, set by ``on_train_start``; or ``"uniform"``, the
+            paper's, with which uneven classes are lost.
         learn_class_prior: train it too.
     """
 
@@ -57,7 +58,7 @@ class MaxMIG(Objective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        init: Init = "votes", offset: float = 1e-2, class_prior: ClassPrior = "uniform",
+        init: Init = "votes", offset: float = 1e-2, class_prior: ClassPrior = "votes",
         learn_class_prior: bool = False, **common: Unpack[SizeOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)

@@ -26,19 +26,18 @@ class MBEM(ClosedFormObjective):
     The loss is the cross-entropy against the targets. ``log_likelihood`` of a round is that of the annotations under
     the class prior and the confusions it counted.
 
-    Without a prior of the crowd's confusion, which is counted against votes.
-
-    Where the paper differs: it retrains the network in each of its few rounds; here the network goes on from where it
+    Where the paper differs: it counts the most probable classes and has no prior (``soft=False``,
+    ``confusion_prior=None``), with which a classifier that still leaves out a class never finds it again; it retrains the network in each of its few rounds; here the network goes on from where it
     is, for ``epochs_per_round`` epochs. The first targets are the vote proportions.
 
     Args:
         epochs_per_round: epochs between rounds; enough that the classifier is better than the votes.
-        soft: count the predicted probabilities instead of the most probable class. Not in the paper.
+        soft: count the predicted probabilities; False: the most probable class, as the paper does.
     """
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        soft: bool = False, epochs_per_round: int = 10, smoothing: float = 0.1, confusion_prior: Prior = None,
+        soft: bool = True, epochs_per_round: int = 10, smoothing: float = 0.1, confusion_prior: Prior = "crowd",
         **known: Unpack[BeforehandOptions],
     ) -> None:  # fmt: skip
         super().__init__(

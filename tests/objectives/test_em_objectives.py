@@ -114,7 +114,7 @@ def test_a_round_of_mbem_by_hand(soft: bool) -> None:
     a, _, p = crowd()
     gold = torch.full((12,), -1)
     gold[3] = 2
-    objective = MBEM(3, 5, smoothing=0.2, gold=gold, soft=soft, epochs_per_round=2).double()
+    objective = MBEM(3, 5, smoothing=0.2, gold=gold, soft=soft, epochs_per_round=2, confusion_prior=None).double()
     objective.on_train_start(a, lambda: (torch.from_numpy(np.log(p)), None))
     objective.on_epoch_start(1)
     assert objective.history == []

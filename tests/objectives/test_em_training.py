@@ -34,7 +34,7 @@ class Loader:
 LEARN = {
     "dl-em": DLEM,
     "dl-em incremental": partial(DLEM, incremental=True),
-    "mbem": partial(MBEM, epochs_per_round=5),
+    "mbem": partial(MBEM, epochs_per_round=5, soft=False, confusion_prior=None),
     "dl-ds": DLDS,
     "dl-wc": partial(DLWC, num_clusters=5),
     "dl-aggregate": partial(DLAggregate, method="mmce", method_options={"strength": 0.25}),

@@ -28,6 +28,8 @@ class CoNALEM(RoundsObjective):
     the paper differs and their init. The paper calls this variant slow and sensitive to its init, and has no
     numbers for it. Needs the hooks, as every :class:`RoundsObjective` does.
 
+    Where no item has two labels nothing tells how often labels are right: everything stays as the votes say.
+
     Args:
         omega: one for each ``"annotator"``, or for each ``"annotation"`` (the paper), which goes to 0 or 1 as nothing
             else informs it; labels that were not trained on then have their annotator's mean.
@@ -86,8 +88,9 @@ class CoNALEM(RoundsObjective):
         em.omega = per_annotation.double()
         likelihood = em.expect()
         self._set_targets(em.posterior)
-        em.maximise()
-        self._keep(em)
+        if bool((annotations.counts > 1).any()):
+            em.maximise()
+            self._keep(em)
         return likelihood
 
     def _keep(self, em: CommonConfusionEM) -> None:
