@@ -85,8 +85,9 @@ def _refuse_weights(annotations: Annotations, method: str) -> None:
 def _crowdkit(name: str, method: str) -> Callable[[Annotations, dict[str, Any]], Tensor]:
     def run(annotations: Annotations, options: dict[str, Any]) -> Tensor:
         _refuse_weights(annotations, method)
-        if method == "kos" and annotations.num_classes > 2:
-            raise ValueError(f"'kos' (KOS) tells two classes apart, and these labels have {annotations.num_classes}")
+        given = len(annotations.label.unique()) if method == "kos" else 0
+        if given > 2:
+            raise ValueError(f"'kos' (KOS) tells two classes apart, and these labels have {given}")
         cls = getattr(require(*_CROWDKIT), name)
         if annotations.num_annotations == 0:
             return vote_proportions(annotations, annotations.num_classes)
