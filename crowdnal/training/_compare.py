@@ -89,7 +89,7 @@ def compare(
         lr: of Adam, for head and objective alike.
         margin: standard errors, 0 or more.
         seed: of folds, weights and order; the same for every objective.
-        progress: is told the name of each objective before it is trained.
+        progress: is told the name of each objective when its heads are trained.
 
     Raises:
         ValueError: naming the argument that does not fit.
@@ -116,9 +116,9 @@ def compare(
     names = list(dict.fromkeys([VOTES, *methods]))
     posterior: dict[str, Tensor] = {}
     for name in names:
+        posterior[name] = run.predictions(name, (options or {}).get(name, {}))
         if progress is not None:
             progress(name)
-        posterior[name] = run.predictions(name, (options or {}).get(name, {}))
     foreseen = {name: run.foreseen(q) for name, q in posterior.items()}
     means = {name: float(value.mean()) for name, value in foreseen.items()}
     ahead = {name: standard_errors(run.by_item(value - foreseen[VOTES])) for name, value in foreseen.items()}
