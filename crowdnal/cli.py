@@ -32,8 +32,9 @@ examples:
   Go on after an interruption: the same command with --resume.
 """
 _ADVICE = """
-Begin with feature-em, the default, and compare it with soft-majority-vote, which does not model annotators; --objective
-auto compares six of them. For very many annotators with few labels each: cmm, dl-wc, ccc. An objective's options and details: crowdnal objectives NAME."""
+Begin with feature-em, the default, and compare it with soft-majority-vote, which does not model annotators;
+--objective auto compares six of them. For very many annotators with few labels each: cmm, dl-wc, ccc.
+An objective's options and details: crowdnal objectives NAME."""
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 

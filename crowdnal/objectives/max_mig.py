@@ -48,8 +48,8 @@ class MaxMIG(Objective):
             vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
             ``on_train_start`` is not called): ``2 I``.
         offset: above 0, see ``init``.
-        class_prior: ``"votes"``: their distribution in the training set, set by ``on_train_start``; or ``"uniform"``, the
-            paper's, with which uneven classes are lost.
+        class_prior: ``"votes"``: their distribution in the training set, set by ``on_train_start``; or the paper's
+            ``"uniform"``, with which uneven classes are lost.
         learn_class_prior: train it too.
     """
 

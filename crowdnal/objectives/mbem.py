@@ -27,8 +27,9 @@ class MBEM(ClosedFormObjective):
     the class prior and the confusions it counted.
 
     Where the paper differs: it counts the most probable classes and has no prior (``soft=False``,
-    ``confusion_prior=None``), with which a classifier that still leaves out a class never finds it again; it retrains the network in each of its few rounds; here the network goes on from where it
-    is, for ``epochs_per_round`` epochs. The first targets are the vote proportions.
+    ``confusion_prior=None``), with which a classifier that still leaves out a class never finds it again; it retrains
+    the network in each of its few rounds; here the network goes on from where it is, for ``epochs_per_round`` epochs.
+    The first targets are the vote proportions.
 
     Args:
         epochs_per_round: epochs between rounds; enough that the classifier is better than the votes.

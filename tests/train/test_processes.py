@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -12,10 +11,11 @@ import safetensors.torch
 import torch
 from support.compare import assert_close
 from support.small_run import arguments, config, frozen, go, read, same_weights, write
+from support.stopped_runs import going_on, resumed_after_a_stop, second_dies
 from support.two_processes import in_two, torchrun
 
 from crowdnal import cli
-from crowdnal.objectives import OBJECTIVES, CrowdLayer
+from crowdnal.objectives import OBJECTIVES
 from crowdnal.train import InputError, loop
 from crowdnal.train.processes import Processes
 
@@ -91,22 +91,6 @@ def test_every_objective_does(root, tmp_path):
         assert (cache[1] / name).read_bytes() == (cache[2] / name).read_bytes()
 
 
-def resumed_after_a_stop(settings) -> None:
-    real, count = CrowdLayer._loss, 0
-
-    def loss(self, *inputs):
-        nonlocal count
-        count += 1
-        if count > 8:
-            raise KeyboardInterrupt
-        return real(self, *inputs)
-
-    CrowdLayer._loss = loss
-    with pytest.raises(BaseException, match="torchrun --nproc-per-node 2 -m crowdnal train|another process"):
-        go(settings)
-    CrowdLayer._loss = real
-
-
 @gloo
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [frozen, config])
@@ -119,10 +103,6 @@ def test_a_resumed_run_of_two_has_the_same_bits(root, tmp_path, make):
     assert in_two(going_on, [stopped], tmp_path / "c") == [["", ""]]
     assert same_weights(whole.out, stopped.out)
     assert whole.out.joinpath("metrics.json").read_text().count('"processes": 2') == 1
-
-
-def going_on(settings) -> None:
-    go(settings, resume=True)
 
 
 @gloo
@@ -173,20 +153,6 @@ def test_terminated_and_resumed(root, tmp_path):
     told = re.findall("^crowdnal: .*", errors, re.M)
     assert len(told) == 1 and "go on with: torchrun --nproc-per-node 2 -m crowdnal train" in told[0], errors
     assert told[0].endswith("--resume") and not (settings.out / ".lock").exists()
-
-
-def second_dies(settings) -> None:
-    real, count = CrowdLayer._loss, 0
-
-    def loss(self, *inputs):
-        nonlocal count
-        count += 1
-        if count > 8 and os.environ["RANK"] == "1":
-            os._exit(9)  # killed, without a word
-        return real(self, *inputs)
-
-    CrowdLayer._loss = loss
-    go(settings)
 
 
 @gloo
