@@ -49,13 +49,14 @@ def read_arrow(
         ValueError: naming the file, which is damaged.
     """
     arrow = require("pyarrow", extra="train")
-    with readable(path, arrow.ArrowException):
+    with readable(path, arrow.ArrowException, UnicodeDecodeError):
         if magic == ARROW:
             table = require("pyarrow.feather", extra="train").read_table(path)
         else:
             table = _read_parquet(path, needed, progress)
             arrow.default_memory_pool().release_unused()  # of unpacking
         table.validate(full=True)
+        _ = table.column_names  # of bytes that may be no text
     return table
 
 
