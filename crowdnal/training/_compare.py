@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from crowdnal._utils.options import check_amount, check_integer, typed
 from crowdnal.aggregation.em import crowd_confusion, crowd_strength, log_proportions, standard_errors, weights_of
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import label_counts, segment_sum
-from crowdnal.objectives import create
+from crowdnal.objectives import Objective, create
 from crowdnal.training._callbacks import ObjectiveCallback
 from crowdnal.training._model import attach
 from crowdnal.training._optim import param_groups
@@ -110,13 +111,21 @@ def compare(
     x = features.detach()
     if head is None:
         x = (x - x.mean(0)) / x.std(0, correction=0).clamp(min=1e-6)
-        head = _Linear(x.shape[1], classes)
+        dim = x.shape[1]
+
+        def head() -> nn.Module:
+            return nn.Sequential(nn.Dropout(0.5), nn.Linear(dim, classes))
+
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     run = _Run(x, annotations, classes, head, known, order % folds, epochs, batch_size, lr, seed)
     names = list(dict.fromkeys([VOTES, *methods]))
+    given = {name: (options or {}).get(name, {}) for name in names}
+    with torch.random.fork_rng([]):
+        for name in names:  # before any is trained
+            run.objective(name, given[name])
     posterior: dict[str, Tensor] = {}
     for name in names:
-        posterior[name] = run.predictions(name, (options or {}).get(name, {}))
+        posterior[name] = run.predictions(name, given[name])
         if progress is not None:
             progress(name)
     foreseen = {name: run.foreseen(q) for name, q in posterior.items()}
@@ -134,15 +143,6 @@ def compare(
             f"{means[VOTES]:.3f}, {ahead[best]:.1f} standard errors"
         )
     return Comparison(best, why, means, ahead, posterior)
-
-
-@dataclass
-class _Linear:
-    dim: int
-    classes: int
-
-    def __call__(self) -> nn.Module:
-        return nn.Sequential(nn.Dropout(0.5), nn.Linear(self.dim, self.classes))
 
 
 @dataclass
@@ -170,13 +170,21 @@ class _Run:
                 found[held.to(found.device)] = self._trained(name, options, held)[held.to(found.device)]
         return found
 
+    def objective(self, name: str, options: Mapping[str, Any]) -> Objective:
+        """A new one.
+
+        Raises:
+            ValueError: unknown name, or an option that it does not have.
+        """
+        sizes = {"num_classes": self.classes, "num_annotators": self.annotations.num_annotators}
+        if self.annotations.num_classes > self.classes:
+            sizes["num_labels"] = self.annotations.num_classes
+        return create(name, **sizes, **options)
+
     def _trained(self, name: str, options: Mapping[str, Any], held: Tensor) -> Tensor:
         kept = self.annotations.select(~held.to(self.annotations.device)[self.annotations.item])
         module = self.head().to(self.x.device)
-        sizes = {"num_classes": self.classes, "num_annotators": kept.num_annotators}
-        if kept.num_classes > self.classes:
-            sizes["num_labels"] = kept.num_classes
-        objective = create(name, **sizes, **options)
+        objective = self.objective(name, options)
         rows = kept.counts > 0
         if self.gold is not None:
             gold = self.gold.where(~held.to(self.gold.device), -1)
@@ -216,18 +224,22 @@ class _Run:
         return max(each, key=lambda values: float(values.sum()))
 
     def _foreseen(self, posterior: Tensor) -> Tensor:
-        a = self.annotations
-        fold = self.fold.to(a.device)[a.item]
-        found = posterior.new_zeros(a.num_annotations)
-        for k in fold.unique().tolist():
-            kept, held = a.select(fold != k), a.select(fold == k)
+        found = posterior.new_zeros(self.annotations.num_annotations)
+        for here, kept, held in self.splits:
             weight, _ = weights_of(kept, posterior.dtype)
             counts = label_counts(posterior, kept, weight=weight)
             crowd = crowd_confusion(posterior, kept, weight, kept.counts > 0)
             prior = None if crowd is None else (crowd_strength(counts, crowd) * crowd).t()
             given = log_proportions(counts, prior)[held.annotator, held.label].exp()
-            found[fold == k] = (posterior[held.item] * given).sum(1).clamp(min=1e-300).log()
+            found[here] = (posterior[held.item] * given).sum(1).clamp(min=1e-300).log()
         return found
+
+    @cached_property
+    def splits(self) -> list[tuple[Tensor, Annotations, Annotations]]:
+        """Of each fold: which labels ``[nnz]`` are of its items, all others, and these."""
+        a = self.annotations
+        fold = self.fold.to(a.device)[a.item]
+        return [(fold == k, a.select(fold != k), a.select(fold == k)) for k in fold.unique().tolist()]
 
     def by_item(self, values: Tensor) -> Tensor:
         """Sums over each item's labels, of those that have some: these depend on each other."""

@@ -138,7 +138,8 @@ def test_unsure_answers_options_and_a_head_of_ones_own():
         ({"options": {VOTES: {"colour": 1}}}, "no option 'colour'"),
     ],
 )
-def test_what_cannot_be_compared_is_named(changes, wrong):
+def test_what_cannot_be_compared_is_named_before_anything_is_trained(changes, wrong, monkeypatch):
+    monkeypatch.setattr(_compare._Run, "_trained", lambda *_: pytest.fail("trained"))
     x, annotations, _ = crowd("even", items=60)
     with pytest.raises(ValueError, match=wrong):
         compare(**({"features": x, "annotations": annotations, "methods": [], "epochs": 1} | changes))
