@@ -16,6 +16,7 @@ from crowdnal.aggregation.em import (
     STRENGTHS,
     AggregationResult,
     Prior,
+    check_features,
     check_options,
     crowd_confusion,
     crowd_strength,
@@ -100,13 +101,7 @@ def feature_em(
         ValueError: naming the argument that does not fit.
     """
     classes = annotations.num_classes
-    if features.dim() != 2 or len(features) != len(annotations) or not features.is_floating_point():
-        raise ValueError(
-            f"features is {features.dtype} {list(features.shape)} but must be floating point [N, D] with a row for "
-            f"each of {len(annotations)} items"
-        )
-    if not bool(features.isfinite().all()):
-        raise ValueError(f"features[{int((~features.isfinite()).any(1).nonzero()[0, 0])}] is not finite")
+    check_features(features, annotations)
     check_integer(2, folds=folds)
     check_integer(1, rounds=rounds)
     if not shrinkages or not all(0 < s <= 1 for s in shrinkages):

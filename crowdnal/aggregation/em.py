@@ -198,6 +198,17 @@ def classes_of(initial: Tensor, annotators: int, labels: int) -> int:
     return initial.shape[1]
 
 
+def check_features(features: Tensor, annotations: Annotations) -> None:
+    """Raises a ValueError for what are no finite features ``[N, D]`` of the N items."""
+    if features.dim() != 2 or len(features) != len(annotations) or not features.is_floating_point():
+        raise ValueError(
+            f"features is {features.dtype} {list(features.shape)} but must be floating point [N, D] with a row for "
+            f"each of {len(annotations)} items"
+        )
+    if not bool(features.isfinite().all()):
+        raise ValueError(f"features[{int((~features.isfinite()).any(1).nonzero()[0, 0])}] is not finite")
+
+
 def check_options(
     annotations: Annotations,
     classes: int,

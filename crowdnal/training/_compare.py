@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from crowdnal._utils.options import check_amount, check_integer, typed
-from crowdnal.aggregation.em import crowd_confusion, crowd_strength, log_proportions, standard_errors, weights_of
+from crowdnal.aggregation.em import (
+    check_features,
+    crowd_confusion,
+    crowd_strength,
+    log_proportions,
+    standard_errors,
+    weights_of,
+)
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import label_counts, segment_sum
 from crowdnal.objectives import Objective, create
@@ -73,7 +80,8 @@ def compare(
     (cross-fitting): one of annotator r on item i is y with the probability ``Σ_k q_i[k] A_r[k, y]``, where q is the
     head's prediction and the confusions A are counted on the other folds' labels against the predictions of their
     items, with the crowd's as a prior. That is one measure whatever the objective's own link. An objective is taken
-    if it foresees labels better than majority votes do, by more than ``margin`` standard errors over items.
+    if it foresees labels better than majority votes do, by more than ``margin`` standard errors over items. Ours, after
+    the cross-fitting of Chernozhukov et al. (2018).
 
     Args:
         features: ``[N, D]`` of all items, such as a frozen backbone's pre-logits.
@@ -99,11 +107,7 @@ def compare(
     check_integer(1, epochs=epochs, batch_size=batch_size)
     check_amount(lr=lr, margin=margin)
     classes = annotations.num_classes if num_classes is None else num_classes
-    if features.dim() != 2 or len(features) != len(annotations) or not features.is_floating_point():
-        raise ValueError(
-            f"features is {features.dtype} {list(features.shape)} but must be floating point [N, D] with a row for "
-            f"each of {len(annotations)} items"
-        )
+    check_features(features, annotations)
     labelled = int((annotations.counts > 0).sum())
     if labelled < 2 * folds:
         raise ValueError(f"annotations has {labelled} items with labels, too few for folds={folds}: give two for each")

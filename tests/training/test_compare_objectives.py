@@ -130,6 +130,7 @@ def test_unsure_answers_options_and_a_head_of_ones_own():
     [
         ({"features": torch.zeros(5, 2)}, r"features is torch.float32 \[5, 2\]"),
         ({"features": torch.zeros(60, 8, dtype=torch.long)}, "features is torch.int64"),
+        ({"features": torch.full((60, 8), torch.nan)}, r"features\[0\] is not finite"),
         ({"folds": 1}, "folds"),
         ({"folds": 60}, "60 items with labels, too few for folds=60"),
         ({"epochs": 0}, "epochs"),
