@@ -8,6 +8,7 @@ K-means of annotators and annotations.
 from crowdnal.aggregation._bayesian import BCCResult, ebcc, ibcc
 from crowdnal.aggregation._bwa import BWAResult, bwa
 from crowdnal.aggregation._choice import CANDIDATES, Choice, choose
+from crowdnal.aggregation._communities import CBCCResult, cbcc
 from crowdnal.aggregation._conal_em import CoNALEMResult, conal_em
 from crowdnal.aggregation._dawid_skene import DawidSkeneResult, dawid_skene
 from crowdnal.aggregation._external import AGGREGATORS, aggregate, check_method
@@ -23,6 +24,7 @@ __all__ = [
     "CANDIDATES",
     "BCCResult",
     "BWAResult",
+    "CBCCResult",
     "Choice",
     "CoNALEMResult",
     "DawidSkeneResult",
@@ -31,6 +33,7 @@ __all__ = [
     "WorkerClusteringResult",
     "aggregate",
     "bwa",
+    "cbcc",
     "check_method",
     "choose",
     "conal_em",

@@ -124,6 +124,36 @@ def ebcc(
     return found
 
 
+class Labels:
+    """Annotations, and those of them that parameters are inferred from.
+
+    A single label of an item agrees with itself, whoever gave it; what weighs nothing is no label.
+    """
+
+    def __init__(self, annotations: Annotations, dtype: torch.dtype) -> None:
+        if annotations.weight is not None:
+            annotations = annotations.select(annotations.weight > 0)
+        self.all, self.informing = annotations, annotations.select((annotations.counts > 1)[annotations.item])
+        self.weight, _ = weights_of(annotations, dtype)
+        self._informing_weight, self.total = weights_of(self.informing, dtype)
+        self.votes = vote_proportions(annotations, annotations.num_classes).to(dtype)
+
+    def count(self, posterior: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts ``[R, K, C]`` and sums ``[C]``; items without labels say nothing of the classes."""
+        counts = label_counts(posterior, self.informing, weight=self._informing_weight)
+        return counts, posterior[self.informing.counts > 0].sum(0)
+
+    def expect(self, log_prior: Tensor, log_cells: Tensor) -> tuple[float, Tensor, Tensor]:
+        """The E-step: negative log-likelihood, counts and sums."""
+        loss, _, counts, sums = em_step(log_prior, log_cells, self._informing_weight, self.informing)
+        return float(loss), counts, sums
+
+    def posterior(self, log_prior: Tensor, log_cells: Tensor) -> Tensor:
+        """``[N, C]`` of all items."""
+        _, found, _, _ = em_step(log_prior, log_cells, self.weight, self.all)
+        return found / found.sum(1, keepdim=True)  # the mean logarithms of a prior sum to less than 1
+
+
 class _Subtypes:
     """Mean-field of classes with M subtypes each; the C M latent classes are one E-step of Dawid-Skene."""
 
@@ -141,15 +171,9 @@ class _Subtypes:
         check_options(annotations, classes, None, None, 0.0, dtype)
         check_positive(subtype_strength=subtype_strength, class_strength=class_strength)
         check_positive(diagonal=diagonal, off_diagonal=off_diagonal)
-        if annotations.weight is not None:  # what weighs nothing is no label
-            annotations = annotations.select(annotations.weight > 0)
-        self.annotations, self.classes, self.subtypes = annotations, classes, subtypes
-        self.weight, _ = weights_of(annotations, dtype)
-        # what the parameters are inferred from: a single label agrees with itself, whoever gave it
-        self.informing = annotations.select((annotations.counts > 1)[annotations.item])
-        self.informing_weight, self.total = weights_of(self.informing, dtype)
-        self.votes = vote_proportions(annotations, classes).to(dtype)
-        like = self.votes
+        self.labels = Labels(annotations, dtype)
+        self.classes, self.subtypes = classes, subtypes
+        like = self.votes = self.labels.votes
         prior = torch.full((classes, classes), off_diagonal).fill_diagonal_(diagonal)
         self.cell_prior = prior.to(like).t().repeat_interleave(subtypes, 1).unsqueeze(0)  # [1, K, C M]
         self.class_prior = like.new_full((classes,), class_strength)
@@ -157,25 +181,24 @@ class _Subtypes:
 
     def run(self, start: Tensor, max_iterations: int, tolerance: float) -> BCCResult:
         check_integer(1, max_iterations=max_iterations)
-        counts = label_counts(start, self.informing, weight=self.informing_weight)
-        sums, converged = start[self.informing.counts > 0].sum(0), False
+        labels = self.labels
+        counts, sums = labels.count(start)
+        converged = False
         bounds: list[float] = []
         while len(bounds) < max_iterations and not converged:
             kinds = sums.view(self.classes, self.subtypes)
             of_class, of_kind = self.class_prior + kinds.sum(1), self.kind_prior + kinds
             cells = self.cell_prior + counts
-            log_prior = _mean_log(of_class, 0).unsqueeze(1) + _mean_log(of_kind, 1)
-            log_prior, log_cells = log_prior.view(1, -1), _mean_log(cells, 1)
-            # items without labels say nothing of the classes
-            loss, _, counts, sums = em_step(log_prior, log_cells, self.informing_weight, self.informing)
+            log_prior = mean_log(of_class, 0).unsqueeze(1) + mean_log(of_kind, 1)
+            log_prior, log_cells = log_prior.view(1, -1), mean_log(cells, 1)
+            loss, counts, sums = labels.expect(log_prior, log_cells)
             # the evidence of the E-step under the parameters' distributions, less their distance to the prior
-            distance = _divergence(of_class, self.class_prior, 0) + _divergence(of_kind, self.kind_prior, 1)
-            bounds.append(-float(loss) - float(distance + _divergence(cells, self.cell_prior, 1)))
-            converged = len(bounds) > 1 and bounds[-1] - bounds[-2] < tolerance * self.total
+            distance = divergence(of_class, self.class_prior, 0) + divergence(of_kind, self.kind_prior, 1)
+            bounds.append(-loss - float(distance + divergence(cells, self.cell_prior, 1)))
+            converged = len(bounds) > 1 and bounds[-1] - bounds[-2] < tolerance * labels.total
         share = (of_kind / of_kind.sum(1, keepdim=True)).view(1, 1, self.classes, self.subtypes)
         own = (cells / cells.sum(1, keepdim=True)).view(*cells.shape[:2], self.classes, self.subtypes)
-        _, joint, _, _ = em_step(log_prior, log_cells, self.weight, self.annotations)
-        joint = joint / joint.sum(1, keepdim=True)  # the mean logarithms of a prior sum to less than 1
+        joint = labels.posterior(log_prior, log_cells)
         return BCCResult(
             joint.view(len(joint), self.classes, self.subtypes).sum(2),
             (own * share).sum(3).transpose(1, 2).contiguous(),
@@ -185,15 +208,15 @@ class _Subtypes:
         )
 
 
-def _mean_log(concentration: Tensor, dim: int) -> Tensor:
+def mean_log(concentration: Tensor, dim: int) -> Tensor:
     """Of a Dirichlet distribution along ``dim``."""
     return concentration.digamma() - concentration.sum(dim, keepdim=True).digamma()
 
 
-def _divergence(posterior: Tensor, prior: Tensor, dim: int) -> Tensor:
+def divergence(posterior: Tensor, prior: Tensor, dim: int) -> Tensor:
     """Sum of the Kullback-Leibler divergences of Dirichlet distributions along ``dim`` from their priors."""
     normaliser = _log_beta(prior, dim) - _log_beta(posterior, dim)
-    return ((posterior - prior) * _mean_log(posterior, dim)).sum(dim).add(normaliser).sum()
+    return ((posterior - prior) * mean_log(posterior, dim)).sum(dim).add(normaliser).sum()
 
 
 def _log_beta(concentration: Tensor, dim: int) -> Tensor:

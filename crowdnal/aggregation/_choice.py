@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crowdnal._utils.options import check_amount, check_integer, typed
 from crowdnal._utils.probability import proportions
-from crowdnal.aggregation._bayesian import ibcc
+from crowdnal.aggregation._communities import cbcc
 from crowdnal.aggregation._dawid_skene import dawid_skene
 from crowdnal.aggregation._one_coin import one_coin
 from crowdnal.aggregation._votes import vote_proportions
@@ -64,7 +64,7 @@ CANDIDATES: dict[str, Callable[[Annotations], tuple[Tensor, Tensor]]] = {
     VOTES: _votes,
     "one-coin": _of(one_coin),
     "dawid-skene": _of(dawid_skene),
-    "ibcc": _of(ibcc),
+    "cbcc": _of(cbcc),
 }
 """What :func:`choose` chooses among: posterior ``[N, C]`` and confusions ``[R, C, K]`` from annotations."""
 

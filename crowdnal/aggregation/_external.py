@@ -16,6 +16,7 @@ from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._bayesian import ebcc, ibcc
 from crowdnal.aggregation._bwa import bwa
 from crowdnal.aggregation._choice import choose
+from crowdnal.aggregation._communities import cbcc
 from crowdnal.aggregation._dawid_skene import dawid_skene
 from crowdnal.aggregation._mmce import mmce
 from crowdnal.aggregation._one_coin import one_coin
@@ -39,8 +40,8 @@ def aggregate(annotations: Annotations, method: str = "auto", **options: Any) ->
 
             - ``"auto"``: what :func:`crowdnal.aggregation.choose` chooses by held-out labels, and says why;
             - ``"majority-vote"``: the (weighted) vote proportions;
-            - ``"dawid-skene"``, ``"one-coin"``, ``"ibcc"``, ``"ebcc"``, ``"bwa"``, ``"mmce"``, ``"worker-clustering"``:
-              the functions of that name here;
+            - ``"dawid-skene"``, ``"one-coin"``, ``"ibcc"``, ``"ebcc"``, ``"cbcc"``, ``"bwa"``, ``"mmce"``,
+              ``"worker-clustering"``: the functions of that name here;
             - of crowd-kit (``pip install "crowdnal[crowd-kit]"``): ``"glad"`` (Whitehill 2009), ``"mace"`` (Hovy 2013),
               ``"mmsr"`` (Ma & Olshevsky 2020; softmax of its log-odds weighted votes), ``"wawa"``,
               ``"zero-based-skill"``, ``"kos"`` (Karger 2014; two classes, gives labels and no probabilities);
@@ -165,6 +166,7 @@ AGGREGATORS: dict[str, Callable[[Annotations, dict[str, Any]], Tensor]] = {
     "one-coin": _own(one_coin),
     "ibcc": _own(ibcc),
     "ebcc": _own(ebcc),
+    "cbcc": _own(cbcc),
     "bwa": _own(bwa),
     "mmce": _own(mmce),
     "worker-clustering": _own(worker_clustering),

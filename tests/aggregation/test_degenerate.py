@@ -13,7 +13,7 @@ from crowdnal import aggregation, simulation
 from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations
 
-METHODS = ("dawid_skene", "one_coin", "mmce", "worker_clustering", "conal_em", "ibcc", "ebcc", "bwa")
+METHODS = ("dawid_skene", "one_coin", "mmce", "worker_clustering", "conal_em", "ibcc", "ebcc", "cbcc", "bwa")
 
 
 def crowd(rows: list[tuple[int, int, int]], items: int, annotators: int, classes: int = 2, weight=None) -> Annotations:
@@ -102,7 +102,7 @@ def test_one_label_an_item_stays_the_votes(method: str) -> None:
         assert getattr(aggregation, method)(a).posterior.argmax(1).equal(votes)
 
 
-@pytest.mark.parametrize("method", ["ibcc", "ebcc"])
+@pytest.mark.parametrize("method", ["ibcc", "ebcc", "cbcc"])
 def test_single_labels_inform_no_annotator(method: str) -> None:
     """Confusions and class prior are those without them, and their posterior is the E-step's."""
     generator = torch.Generator().manual_seed(1)
