@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import torch
 
-from crowdnal.train.choosing import choose_objective
+from crowdnal.train.choosing import choose_objective, meet_votes
 from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.files import locked, reading, remove_leftovers, write_json
 from crowdnal.train.loop import CHECKPOINT
@@ -61,7 +61,9 @@ def _train(session: Session, resume: bool) -> Result:
     torch.set_num_threads(config.threads or threads)
     try:
         session = choose_objective(session)
-        trainer = session.trainer(session.prepare())
+        inputs = session.prepare()
+        meet_votes(session)
+        trainer = session.trainer(inputs)
         if resume:
             with reading(out / CHECKPOINT, "delete it, and --resume begins with the first epoch"):
                 trainer.resume()

@@ -148,6 +148,9 @@ class TrainConfig:
     objective: str = option(
         "objective", f"how annotators are modelled; {AUTO} compares some on the features of the images, and takes one",
         "feature-em")
+    compare: Literal["votes", "nothing"] = option(
+        "objective", "before training, heads on the features with the objective and with majority votes; a line says "
+        "if the votes foresee labels better. nothing leaves it out", "votes", free=True)
     options: tuple[str, ...] = option(
         "objective", "argument of the objective; repeatable", (), metavar="KEY=VALUE", flag="--option")
     format: str = option(

@@ -26,7 +26,7 @@ def check_out(config: TrainConfig, resume: bool) -> Mapping[str, Any] | None:
             read = json.loads(path.read_text(encoding="utf-8"))
             recorded = {name: read[name] for name in ("data", "images", "weights")} | {
                 "arguments": {**read["arguments"]},
-                "chosen": read.get("chosen"),
+                "comparison": read.get("comparison"),
             }
         difference = config.difference(recorded["arguments"])
         if difference is not None:

@@ -72,7 +72,7 @@ def render(found: dict[str, Any], data: TrainingData, estimates: Estimates, hist
         f"{escape(found['weights'])} · crowdnal {escape(found['crowdnal'])}</p>",
         _tiles(found),
         _section("Learning curve", _image(figures.learning_curve(history, found["selected_epoch"]), "learning curve")),
-        _chosen(found["chosen"]),
+        _comparison(found["comparison"]),
         _crowd(data),
         _annotators(found, data, estimates),
         _confusions(data, estimates),
@@ -116,16 +116,16 @@ def _image(png: bytes, what: str) -> str:
     return f'<img class="figure" width="{width}" alt="{escape(what)}" src="{source}">'
 
 
-def _chosen(chosen: dict[str, Any] | None) -> str:
-    if chosen is None:
+def _comparison(compared: dict[str, Any] | None) -> str:
+    if compared is None:
         return ""
-    best_first = sorted(chosen["log_likelihood"].items(), key=lambda entry: -entry[1])
+    best_first = sorted(compared["log_likelihood"].items(), key=lambda entry: -entry[1])
     rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{value:.4f}</td><td>{chosen['standard_errors'][name]:+.1f}</td></tr>"
+        f"<tr><td>{escape(name)}</td><td>{value:.4f}</td><td>{compared['standard_errors'][name]:+.1f}</td></tr>"
         for name, value in best_first
     )
     head = "<tr><th>objective</th><th>held-out log-likelihood</th><th>standard errors ahead of the votes</th></tr>"
-    return _section(f"Why {chosen['method']}", f"<table>{head}{rows}</table>", escape(chosen["why"]))
+    return _section("Compared with the votes", f"<table>{head}{rows}</table>", escape(compared["why"]))
 
 
 def _tiles(found: dict[str, Any]) -> str:

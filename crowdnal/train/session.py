@@ -53,12 +53,12 @@ def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes
     """Everything read, made and checked, up to what takes long or writes."""
     config = given.resolved()
     recorded = processes.from_first(check_out, config, resume)
-    chosen = None if recorded is None else recorded["chosen"]
+    comparison = None if recorded is None else recorded["comparison"]
     arguments = config.to_dict()
     if config.objective == AUTO:
         if config.options:
             raise InputError(f"--option {config.options[0]} is of one objective: leave it out with --objective {AUTO}")
-        config = config if chosen is None else replace(config, objective=chosen["method"])
+        config = config if comparison is None else replace(config, objective=comparison["method"])
     kind = objective_class(VOTES if config.objective == AUTO else config.objective)
     options = parse_options(kind, config.options)
     if config.log == "tensorboard":
@@ -73,8 +73,8 @@ def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes
         "images": content_digest((*data.images.files, *data.test.files)),
         "weights": weights_digest(networks[0].model),
     }
-    if chosen is not None:
-        record["chosen"] = chosen
+    if comparison is not None:
+        record["comparison"] = comparison
     files = {"data": "files of annotations, labels or images", "images": "images", "weights": "weights of the model"}
     for name, what in files.items():
         if recorded is not None and recorded[name] != record[name]:
@@ -295,7 +295,7 @@ class Session:
             "weights": self.origin,
             "objective": repr(objective),
             "arguments": config.to_dict(),
-            "chosen": self.record.get("chosen"),
+            "comparison": self.record.get("comparison"),
             "device": _device_name(str(config.device)),
             "processes": self.processes.size,
             "backend": crowdnal.backend(),

@@ -70,6 +70,7 @@ def compare(
     epochs: int = 40,
     batch_size: int = 64,
     lr: float = 1e-3,
+    objective_lr: float | None = None,
     margin: float = 2.0,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
@@ -95,7 +96,8 @@ def compare(
         folds: 2 or more.
         epochs: of each head, 1 or more.
         batch_size: items a step.
-        lr: of Adam, for head and objective alike.
+        lr: of Adam, for the heads.
+        objective_lr: the same for the objectives; ``lr`` where not given.
         margin: standard errors, 0 or more.
         seed: of folds, weights and order; the same for every objective.
         progress: is told the name of each objective when its heads are trained.
@@ -105,7 +107,7 @@ def compare(
     """
     check_integer(2, folds=folds)
     check_integer(1, epochs=epochs, batch_size=batch_size)
-    check_amount(lr=lr, margin=margin)
+    check_amount(lr=lr, objective_lr=lr if objective_lr is None else objective_lr, margin=margin)
     classes = annotations.num_classes if num_classes is None else num_classes
     check_features(features, annotations)
     labelled = int((annotations.counts > 0).sum())
@@ -121,7 +123,7 @@ def compare(
             return nn.Sequential(nn.Dropout(0.5), nn.Linear(dim, classes))
 
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    run = _Run(x, annotations, classes, head, known, order % folds, epochs, batch_size, lr, seed)
+    run = _Run(x, annotations, classes, head, known, order % folds, epochs, batch_size, lr, objective_lr, seed)
     names = list(dict.fromkeys([VOTES, *methods]))
     given = {name: (options or {}).get(name, {}) for name in names}
     with torch.random.fork_rng([]):
@@ -162,6 +164,7 @@ class _Run:
     epochs: int
     batch_size: int
     lr: float
+    objective_lr: float | None
     seed: int
 
     def predictions(self, name: str, options: Mapping[str, Any]) -> Tensor:
@@ -197,7 +200,7 @@ class _Run:
         objective.set_feature_dim(self.x.shape[1])
         model = attach(module, objective, features=nn.Identity()).to(self.x.device)
         callback = ObjectiveCallback(model, (), kept)
-        optimizer = torch.optim.Adam(param_groups(model, self.lr, 0.0), lr=self.lr)
+        optimizer = torch.optim.Adam(param_groups(model, self.lr, objective_lr=self.objective_lr), lr=self.lr)
         items = rows.nonzero()[:, 0].cpu()
 
         def predict() -> tuple[Tensor, Tensor | None]:

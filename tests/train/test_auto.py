@@ -9,7 +9,7 @@ from support import small_run
 from support.small_run import config, frozen, go, same_weights
 
 from crowdnal import cli
-from crowdnal.train import InputError, Interrupted, choosing, plan
+from crowdnal.train import InputError, Interrupted, choosing, plan, run
 from crowdnal.train.progress import Reporter
 from crowdnal.train.steps import OneNetwork
 from crowdnal.training import CANDIDATES
@@ -28,12 +28,12 @@ def chosen(root, tmp_path_factory):
 
 
 def test_the_choice_is_told_and_trained_as_if_it_had_been_named(chosen, root, tmp_path):
-    told = chosen.metrics["chosen"]
+    told = chosen.metrics["comparison"]
     assert set(told["log_likelihood"]) == set(told["standard_errors"]) == set(CANDIDATES)
     assert told["method"] == chosen.metrics["arguments"]["objective"] in CANDIDATES and told["why"]
     named = go(frozen(root, tmp_path / "named", objective=told["method"], epochs=2))
     assert same_weights(chosen.out, named.out)
-    assert "--objective auto" in chosen.metrics["command"] and named.metrics["chosen"] is None
+    assert "--objective auto" in chosen.metrics["command"]
     page = (chosen.out / "report.html").read_text()
     assert told["why"] in page and all(name in page for name in CANDIDATES)
 
@@ -53,7 +53,30 @@ def test_resumed_it_is_not_chosen_again(chosen, root, tmp_path, monkeypatch):
     monkeypatch.setattr(choosing, "compare", lambda *_, **__: pytest.fail("compared again"))
     go(frozen(root, out, **AUTO), resume=True)
     assert same_weights(out, chosen.out)
-    assert json.loads((out / "run.json").read_text())["chosen"]["method"] == chosen.metrics["chosen"]["method"]
+    assert json.loads((out / "run.json").read_text())["comparison"]["method"] == chosen.metrics["comparison"]["method"]
+
+
+def test_a_named_objective_meets_the_votes(root, tmp_path, monkeypatch, capsys):
+    alone = go(frozen(root, tmp_path / "alone", objective="crowd-layer", epochs=2, compare="nothing"))
+    met = go(frozen(root, tmp_path / "met", objective="crowd-layer", epochs=2))
+    assert same_weights(alone.out, met.out) and alone.metrics["comparison"] is None
+    told = met.metrics["comparison"]
+    assert set(told["log_likelihood"]) == {"crowd-layer", "majority-vote"} and told["method"] == "crowd-layer"
+    assert "as well as majority votes do" in told["why"] and told["why"] in (met.out / "report.html").read_text()
+    assert go(frozen(root, tmp_path / "votes", objective="majority-vote", epochs=2)).metrics["comparison"] is None
+    real = choosing.compare
+
+    def worse(*given, **options):
+        assert options["options"] == {"crowd-layer": {}} and options["epochs"] == 2
+        found = real(*given, **options)
+        found.standard_errors["crowd-layer"] = -2.1
+        return found
+
+    monkeypatch.setattr(choosing, "compare", worse)
+    run(frozen(root, tmp_path / "worse", objective="crowd-layer", epochs=2), reporter=Reporter())
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
+    assert len(said) == 1 and "crowd-layer foresees labels of unseen items worse than majority votes do" in said[0]
+    assert "2.1 standard errors): use --objective majority-vote, or auto" in said[0]
 
 
 def test_what_it_cannot_do_is_said_before_anything_is_trained(root, tmp_path):

@@ -30,7 +30,7 @@ from crowdnal.train.options import (
 )
 
 EVERYTHING = TrainConfig(
-    images=Path("a b"), annotations=Path("a.csv"), out=Path("none-1.0"), model="m", objective="dl-em",
+    images=Path("a b"), annotations=Path("a.csv"), out=Path("none-1.0"), model="m", objective="dl-em", compare="nothing",
     options=("decay=0.5",), format="dense", items=Path("i.txt"), task_column="t", worker_column="w", label_column="l",
     probabilities=("p", "q"), weight_column="c", last="row", unsure=("?",), separator=";",
     columns=("task", "w", "l"), encoding="latin-1", missing=("2.0", "no, none"), classes=("x", "y z"),
@@ -111,7 +111,7 @@ def test_table_has_a_row_for_every_option():
 def test_only_free_options_may_differ_in_a_resumed_run():
     other = {name: "other" for name in OPTIONS}
     free = {name for name in OPTIONS if EVERYTHING.difference({**EVERYTHING.to_dict(), name: other[name]}) is None}
-    assert free == {"out", "workers", "feature_cache", "log"}
+    assert free == {"out", "compare", "workers", "feature_cache", "log"}
     assert EVERYTHING.difference({**EVERYTHING.to_dict(), "seed": 0}) == "--seed: it was 0, now 7"
 
 

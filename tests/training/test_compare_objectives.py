@@ -79,7 +79,7 @@ def test_a_label_is_foreseen_as_by_hand():
     annotations = Annotations.from_dense([[0], [0], [1], [1], [1], [0]], num_classes=2)
     posterior = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.6, 0.4], [0.5, 0.5]]).double()
     fold = torch.tensor([0, 0, 0, 1, 1, 1])
-    run = _compare._Run(torch.zeros(6, 1), annotations, 2, nn.Identity, None, fold, 1, 1, 0.1, 0)
+    run = _compare._Run(torch.zeros(6, 1), annotations, 2, nn.Identity, None, fold, 1, 1, 0.1, None, 0)
     found = run._foreseen(posterior)
     label = [0, 0, 1, 1, 1, 0]
     for i in range(6):
@@ -98,7 +98,7 @@ def test_a_label_is_foreseen_as_by_hand():
 
 def test_how_sharp_predictions_are_makes_no_difference():
     x, annotations, truth = crowd("even")
-    run = _compare._Run(x, annotations, 3, nn.Identity, None, torch.arange(240) % 5, 1, 1, 0.1, 0)
+    run = _compare._Run(x, annotations, 3, nn.Identity, None, torch.arange(240) % 5, 1, 1, 0.1, None, 0)
     soft = (torch.eye(3)[truth].double() + 0.1).log_softmax(1)
     one, other = (run.foreseen((power * soft).softmax(1)).mean() for power in (1.0, 2.0))
     assert float(one) == pytest.approx(float(other), abs=0.01)
