@@ -30,8 +30,9 @@ from crowdnal.train.options import (
 )
 
 EVERYTHING = TrainConfig(
-    images=Path("a b"), annotations=Path("a.csv"), out=Path("none-1.0"), model="m", objective="dl-em", compare="nothing",
-    options=("decay=0.5",), format="dense", items=Path("i.txt"), task_column="t", worker_column="w", label_column="l",
+    images=Path("a b"), annotations=Path("a.csv"), out=Path("none-1.0"), model="m", objective="dl-em",
+    compare="nothing", options=("decay=0.5",), format="dense", items=Path("i.txt"), task_column="t", worker_column="w",
+    label_column="l",
     probabilities=("p", "q"), weight_column="c", last="row", unsure=("?",), separator=";",
     columns=("task", "w", "l"), encoding="latin-1", missing=("2.0", "no, none"), classes=("x", "y z"),
     weights="w.pth", pretrained=True, image_size=32, augment="none",
