@@ -25,10 +25,10 @@ MixInput<T, E> input_of(Op& op, const Tensor& scores, const Tensor& confusion, c
 
 Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
                          OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
-                         const Tensor& order, const Tensor& label, bool mean) {
+                         const Tensor& order, OptionalTensor plan, const Tensor& label, bool mean) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor loss = op.empty({}), nll = op.empty({index.nnz}), probs = op.empty({index.nnz, shape.cols});
   dispatch_stored(confusion, [&](auto zero) {
@@ -45,12 +45,12 @@ Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, Optional
 Tensors4 gradients(double upstream, OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
                    const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
                    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                   const Tensor& label, const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
-                   bool need_shared, bool need_mixing) {
+                   OptionalTensor plan, const Tensor& label, const Tensor& probs, bool mean, bool need_scores,
+                   bool need_confusion, bool need_shared, bool need_mixing) {
   STD_TORCH_CHECK(shared || !need_mixing, "crowdnal: mixing needs shared");
   Op op(confusion);
   const Shape shape = shape_of(confusion);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor dscores = op.empty({need_scores ? index.num_items : 0, shape.rows});
   Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
@@ -80,23 +80,24 @@ Tensors4 gradients(double upstream, OptionalTensor grad_loss, OptionalTensor gra
 Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
                                   const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                  const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
-                                  bool need_shared, bool need_mixing) {
+                                  const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                                  const Tensor& label, const Tensor& probs, bool mean, bool need_scores,
+                                  bool need_confusion, bool need_shared, bool need_mixing) {
   return gradients(0, grad_loss, grad_nll, scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
-                   label, probs, mean, need_scores, need_confusion, need_shared, need_mixing);
+                   plan, label, probs, mean, need_scores, need_confusion, need_shared, need_mixing);
 }
 
 // Not yet one pass: the two ops one after the other.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
-    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
-    bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+    const Tensor& label, bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
   auto [loss, nll, probs] = softmax_link_op(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
-                                            label, mean);
+                                            plan, label, mean);
   auto [dscores, dconfusion, dshared, dmixing] = gradients(1, std::nullopt, std::nullopt, scores, confusion, shared,
-                                                           mixing, weight, indptr, item, annotator, order, label, probs,
-                                                           mean, need_scores, need_confusion, need_shared, need_mixing);
+                                                           mixing, weight, indptr, item, annotator, order, plan, label,
+                                                           probs, mean, need_scores, need_confusion, need_shared,
+                                                           need_mixing);
   return {loss, nll, dscores, dconfusion, dshared, dmixing};
 }
 

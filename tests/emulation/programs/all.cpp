@@ -48,10 +48,15 @@ struct Problem {
         if (annotator[n] == r) order[p++] = n;
       }
     }
-    index = {indptr, item, annotator, order, num_items, nnz};
+    for (int64_t p = 0; p < nnz; ++p) {
+      const int64_t n = order[p];
+      plan.push_back({int32_t(n), int32_t(item[n]), int32_t(annotator[n]), int32_t(label[n])});
+    }
+    index = {indptr, item, annotator, order, num_items, nnz, nnz % 2 ? nullptr : plan.data()};
   }
   int64_t nnz;
   Heap<int64_t> indptr, item, annotator, order, label;
+  std::vector<Planned> plan;
   Index index;
 };
 
