@@ -32,7 +32,9 @@ def test_step_equals_reference(emulated: Emulated, sizes: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("nnz", [0, 1, 31, 33])
 def test_one_annotator(emulated: Emulated, nnz: int) -> None:
-    a = Annotations(torch.arange(nnz + 1), torch.full((nnz,), 2), torch.arange(nnz) % 3, num_annotators=4, num_classes=3)
+    a = Annotations(
+        torch.arange(nnz + 1), torch.full((nnz,), 2), torch.arange(nnz) % 3, num_annotators=4, num_classes=3
+    )
     index = a.indptr, a.item, a.annotator, a.order, a.plan, a.label
     scores = torch.linspace(-2, 2, 3 * nnz, dtype=torch.double).reshape(nnz, 3)
     confusion = torch.linspace(-1, 1, 36, dtype=torch.double).reshape(4, 3, 3)
@@ -61,7 +63,9 @@ def test_scores_without_an_end(emulated: Emulated) -> None:
 def long_annotators(nnz: int, classes: int) -> tuple[Any, ...]:
     """One who begins inside the first chunk and has most of the others, between short ones."""
     annotator = torch.cat([torch.zeros(17), torch.ones(nnz - 40), torch.arange(2, 25)]).long()
-    a = Annotations(torch.arange(nnz + 1), annotator, torch.arange(nnz) % classes, num_annotators=26, num_classes=classes)
+    a = Annotations(
+        torch.arange(nnz + 1), annotator, torch.arange(nnz) % classes, num_annotators=26, num_classes=classes
+    )
     return a.indptr, a.item, a.annotator, a.order, a.plan, a.label
 
 
