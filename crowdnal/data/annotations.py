@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from crowdnal.data.summary import Summary
 
 __all__ = ["Annotations"]
+
+
+@cache
+def _has_gpu() -> bool:
+    """Asked of the driver, where it can be: a worker forked from a process that uses its GPU has to know too."""
+    return torch.backends.cuda.is_built() and torch.cuda.device_count() > 0
 
 
 class Annotations:
@@ -414,10 +421,10 @@ class Annotations:
         Args:
             active: also what losses with ``sparse_grad=True`` use.
 
-        With a torch that is built for CUDA also the ``plan``, which nothing else reads.
+        Where there is a GPU also the ``plan``, which nothing else reads.
         """
         _ = self.item, self.order
-        if torch.backends.cuda.is_built():
+        if _has_gpu():
             _ = self.plan
         if active:
             _ = self.active_annotators, self.active_index

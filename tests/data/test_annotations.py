@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.compare import assert_close
 from support.crowds import NAN, assert_equal, build, to_rows, weighted
 
-from crowdnal.data import Annotations, Vocabulary, as_annotations, collate, concat, of_classes
+from crowdnal.data import Annotations, Vocabulary, annotations, as_annotations, collate, concat, of_classes
 
 
 @given(weighted())
@@ -60,11 +60,11 @@ def test_the_plan_needs_numbers_that_fit() -> None:
         assert Annotations([0, 1], [0], [1], **sizes).prepare().plan is None
 
 
-@pytest.mark.parametrize("built", [True, False])
-def test_prepared_for_what_torch_is_built_for(built: bool, monkeypatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_plan_is_prepared_where_there_is_a_gpu(gpu: bool, monkeypatch) -> None:
+    monkeypatch.setattr(annotations, "_has_gpu", lambda: gpu)
     for a in (build([[(0, 0)], [(1, 1)]], 2, 2).prepare(), collate([build([[(0, 0)]], 2, 2)] * 2)):
-        assert (a.fields.plan is not None) == built
+        assert (a.fields.plan is not None) == gpu
 
 
 @given(weighted(), st.data())
