@@ -112,11 +112,12 @@ __global__ void __launch_bounds__(kThreads, (kDown * kAcross > 4 ? 16 : 32) / si
     for (int64_t p = first; p < last; p += batch) {
       const int count = last - p < batch ? static_cast<int>(last - p) : batch;
       const bool mine = lane < count;
-      const Ordered at = ordered(index, mine ? p + lane : p + count - 1);
+      const int64_t q = mine ? p + lane : p + count - 1;
+      const Ordered at = ordered(index, q);
       int64_t r = owner;
       unsigned starts = 0;  // of other annotators in the batch; they are sorted: the last tells whether there are any
-      if (__ballot_sync(kAll, lane == count - 1 && at.annotator != owner)) {
-        r = at.annotator;
+      if (__ballot_sync(kAll, lane == count - 1 && owner_at(index, q) != owner)) {
+        r = owner_at(index, q);
         const int64_t before = __shfl_up_sync(kAll, r, 1);
         starts = __ballot_sync(kAll, mine && r != (lane == 0 ? owner : before));
       }
