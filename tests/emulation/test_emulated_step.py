@@ -80,14 +80,3 @@ def test_long_annotators_lose_no_accuracy(emulated: Emulated) -> None:
     for found, exact in zip(out[:4], wanted, strict=False):
         assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
     assert not out[3][25].any()
-
-
-def test_annotations_of_others_are_refused(emulated: Emulated) -> None:
-    p = make_problem(6, 3, 4, 4, 4, seed=6)
-    assert p.index[4] is not None
-    rest = (p.annotations.label, True, True, True, False, False)
-    for column in range(4):
-        bad = p.index[4].clone()
-        bad[1, column] = 99
-        with pytest.raises(RuntimeError, match="assertion failed"):
-            emulated.op(STEP)(p.scores, p.confusion, None, None, None, *p.index[:4], bad, *rest)
