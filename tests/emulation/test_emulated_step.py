@@ -56,7 +56,7 @@ def test_scores_without_an_end(emulated: Emulated) -> None:
     rest = (*p.index, p.annotations.label, False, True, True, True, False)
     out = emulated.op(STEP)(p.scores, p.confusion, shared, None, None, *rest)
     wanted = reference.softmax_link_step(p.scores, p.confusion, shared, None, None, *rest)
-    torch.testing.assert_close(out[1], wanted[1], equal_nan=True)
+    assert_close(out[1], wanted[1], equal_nan=True)
     assert wanted[1].isinf().any() and wanted[1].isnan().any() and wanted[1].isfinite().any()
 
 
