@@ -10,7 +10,8 @@ namespace crowdnal::cuda {
 // Whether there is such a pass; crowdnal/functional/_autograd/softmax_link.py knows it too.
 inline bool fits_step(const Shape& shape) { return shape.rows <= 32 && shape.cols <= 32; }
 
-// Null where not wanted, but for nll. What is summed by items later lies in rows of whole sectors of memory.
+// Null where not wanted, but for nll. What is summed by items later lies in rows of whole sectors of memory. Where these
+// have room nll travels behind W_r g_n, and reaches its place when that is summed: alone it would be half a sector.
 template <class T>
 struct StepOut {
   T* nll;        // [nnz]
@@ -19,6 +20,7 @@ struct StepOut {
   T* mixing;     // [nnz]
   T* confusion;  // [R, rows, cols]
   int each_width, share_width;
+  bool together;  // nll and `each`
 };
 
 template <class T>
@@ -161,7 +163,12 @@ __global__ void __launch_bounds__(kStepWarps<T, M>* kLanes, M == 32 && sizeof(T)
             h[k] = k < cols ? std::exp(h[k] - shift) : T(0);
             sum += h[k];
           }
-          out.nll[at.n] = shift + std::log(sum) - target;
+          const T nll = shift + std::log(sum) - target;
+          if (out.together) {
+            left[mine + rows] = nll;
+          } else {
+            out.nll[at.n] = nll;
+          }
           const T inverse = sum > T(0) ? T(1) / sum : T(1);
           CROWDNAL_UNROLL
           for (int k = 0; k < M; ++k) {
@@ -199,18 +206,21 @@ __global__ void __launch_bounds__(kStepWarps<T, M>* kLanes, M == 32 && sizeof(T)
         j = stop;
         __syncwarp();  // the matrix is read, the rows are there
       }
-      if (out.each) scatter_rows(left, number, own, count, rows, kStride, out.each_width, out.each);
+      if (out.each) {
+        scatter_rows(left, number, own, count, rows + out.together, kStride, out.each_width, out.each);
+      }
       if (out.share) scatter_rows(right, number, own, count, cols, kStride, out.share_width, out.share);
     }
     if (out.confusion) write();
   }
 }
 
-// out[i, d] = sum_{n of i} rows[n, d], four columns a thread                        rows: [nnz, width], out: [B, cols]
+// out[i, d] = sum_{n of i} rows[n, d], four columns a thread; if it is there, behind[n] = rows[n, cols].
+// rows: [nnz, width], out: [B, cols]
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    sum_sectors_kernel(const T* rows, int width, Index index, int cols, T* out) {
-  const int units = (cols + 3) / 4;
+    sum_sectors_kernel(const T* rows, int width, Index index, int cols, T* out, T* behind) {
+  const int units = ((behind ? cols + 1 : cols) + 3) / 4;
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < index.num_items * units;
        e += int64_t(gridDim.x) * kThreads) {
     const int64_t i = e / units, last = index.indptr[i + 1];
@@ -222,7 +232,10 @@ __global__ void __launch_bounds__(kThreads)
       for (; n < stop; ++n) {
         T got[4];
         load<4>(rows + n * width + d, got);
-        for (int v = 0; v < 4; ++v) sums[v].add(got[v]);
+        for (int v = 0; v < 4; ++v) {
+          sums[v].add(got[v]);
+          if (behind && d + v == cols) behind[n] = got[v];
+        }
       }
       for (int v = 0; v < 4; ++v) sums[v].close();
     }
@@ -233,9 +246,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void sum_sectors(Context& context, const T* rows, int width, const Index& index, int64_t cols, T* out) {
-  launch(context, sum_sectors_kernel<T>, ceil_div(index.num_items * ceil_div(cols, 4), kThreads), kThreads, 0, rows,
-         width, index, static_cast<int>(cols), out);
+void sum_sectors(Context& context, const T* rows, int width, const Index& index, int64_t cols, T* out,
+                 T* behind = nullptr) {
+  launch(context, sum_sectors_kernel<T>, ceil_div(index.num_items * ceil_div(cols + (behind != nullptr), 4), kThreads),
+         kThreads, 0, rows, width, index, static_cast<int>(cols), out, behind);
 }
 
 // As `softmax_link` without probs, and its gradients for a loss that is the end.
@@ -247,7 +261,9 @@ void softmax_step(Context& context, const MixInput<T, E>& input, const T* weight
   // Short chunks where they hold many annotators, each of whom is work of its own.
   const Chunks chunks = Chunks::of(index.nnz, 1, size, index.nnz < kLanes * shape.num_annotators ? 8 : kLanes);
   StepOut<T> out{
-      nll, nullptr, nullptr, grads.mixing, grads.confusion, whole_sectors<T>(shape.rows), whole_sectors<T>(shape.cols)};
+      nll,  nullptr, nullptr, grads.mixing, grads.confusion, whole_sectors<T>(shape.rows), whole_sectors<T>(shape.cols),
+      false};
+  out.together = grads.scores && out.each_width > shape.rows;
   if (grads.scores) out.each = context.template scratch<T>(index.nnz * out.each_width);
   if (grads.shared) out.share = context.template scratch<T>(index.nnz * out.share_width);
   T* slots = grads.confusion ? context.template scratch<T>(chunks.count * size) : nullptr;
@@ -266,7 +282,8 @@ void softmax_step(Context& context, const MixInput<T, E>& input, const T* weight
     start(softmax_step_kernel<T, E, 32, 8, 4>, kStepWarps<T, 32>);
   }
   if (grads.confusion) add_slots(context, index, size, chunks, slots, grads.confusion);
-  if (grads.scores) sum_sectors(context, out.each, out.each_width, index, shape.rows, grads.scores);
+  if (grads.scores)
+    sum_sectors(context, out.each, out.each_width, index, shape.rows, grads.scores, out.together ? nll : nullptr);
   if (grads.shared) sum_sectors(context, out.share, out.share_width, index, shape.cols, grads.shared);
   weighted_sum(context, nll, weight, index.nnz, count, loss);
 }
