@@ -64,10 +64,15 @@ __device__ void scatter_rows(Array& from, Rows& row_of, int own, int count, int 
 
 template <class T, int M>
 constexpr int kStepWarps = M <= 16 ? 4 : 8 / sizeof(T);  // of a block
+template <class T, int M>
+constexpr int kStepBlocks = (M <= 8    ? 28
+                             : M <= 16 ? 20
+                                       : 24) /
+                            sizeof(T);  // of a processor: what registers allow
 
 // A warp a chunk; matrices of up to M rows and columns, of whose gradient a lane has kDown x kAcross elements.
 template <class T, class E, int M, int kDown, int kAcross>
-__global__ void __launch_bounds__(kStepWarps<T, M>* kLanes, M == 32 && sizeof(T) == 4 ? 6 : 1)
+__global__ void __launch_bounds__(kStepWarps<T, M>* kLanes, kStepBlocks<T, M>)
     softmax_step_kernel(MixInput<T, E> in, const T* weight, T scale, Index index, Shape shape, Chunks chunks,
                         StepOut<T> out, T* slots) {
   constexpr int kWarps = kStepWarps<T, M>, kQuads = M / 4, kStride = M + 1;  // one more: rows lie in different banks
