@@ -62,13 +62,11 @@ __device__ void scatter_rows(Array& from, Rows& row_of, int own, int count, int 
   }
 }
 
+// Warps of a block, and blocks of a processor: what registers allow.
 template <class T, int M>
-constexpr int kStepWarps = M <= 16 ? 4 : 8 / sizeof(T);  // of a block
+constexpr int kStepWarps = M <= 16 ? 4 : 8 / sizeof(T);
 template <class T, int M>
-constexpr int kStepBlocks = (M <= 8    ? 28
-                             : M <= 16 ? 20
-                                       : 24) /
-                            sizeof(T);  // of a processor: what registers allow
+constexpr int kStepBlocks = (M <= 8 ? 28 : (M <= 16 ? 20 : 24)) / sizeof(T);
 
 // A warp a chunk; matrices of up to M rows and columns, of whose gradient a lane has kDown x kAcross elements.
 template <class T, class E, int M, int kDown, int kAcross>
