@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from _formulations import Candidate, Cell, Problem
+from _formulations import Cell, Problem
 from torch import Tensor
 
 import crowdnal
@@ -92,7 +92,7 @@ def turns(steps: dict[str, Callable[[], object]], device: str, rounds: int, bloc
     return {name: statistics.median(blocks) for name, blocks in times.items()}
 
 
-def captured(step: Candidate) -> Callable[[], object]:
+def captured(step: Callable[[], object]) -> Callable[[], object]:
     """The step as a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -14,7 +14,8 @@ and then one small cell of each op, in under two minutes.
 JSON rows: op, cell, formulation, milliseconds, ratio_to_ours, share_of_copy (bytes that the mathematics needs over the
 time, in units of the copy's rate), memory_bound (whether the bytes take longer than the operations), peak_extra_bytes,
 skipped. "crowdnal, CUDA graph" is our step captured and replayed: the kernels without Python, which is what
-share_of_copy is about. Training rows: model, plain_milliseconds, head_milliseconds, overhead. Targets: _targets.py.
+share_of_copy is about; "crowdnal, two ops" the cross-entropy where its gradients come with the loss, had they not (and
+as a graph). Training rows: model, plain_milliseconds, head_milliseconds, overhead. Targets: _targets.py.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ from _device import (
 )
 from _formulations import GRID, TINY, Cell, Formulation, Op
 from _primitives import PRIMITIVE_OPS
-from _targets import GRAPH, Row, judge, ratios_of, show
+from _targets import GRAPH, TWO, Row, judge, ratios_of, show
 from _timm import train_both
 from kernels import OPS as LOSSES
 from kernels import OURS, difference
 from torch import Tensor
 
 import crowdnal
+from crowdnal.functional._autograd import softmax_link
 
 OPS = [*LOSSES, *PRIMITIVE_OPS]
 LARGE = [
@@ -244,11 +246,14 @@ def measure_all(op: Op, cell: Cell, arguments: argparse.Namespace, machine: Row,
         ours = op.ours(problem)
     expected = [result.clone() for result in ours.results()]
     steps[OURS] = ours
-    try:
-        if device != "cpu" and "sparse" not in op.name:
-            steps[GRAPH] = captured(ours)
-    except RuntimeError as error:
-        reasons[GRAPH] = f"not captured: {first_line(error)}"
+    if op is LOSSES[0] and softmax_link._is_worth_a_step(*problem.leaves, problem.annotations.annotator):
+        steps[TWO] = two_ops(ours)
+    for name in list(steps) if device != "cpu" and "sparse" not in op.name else ():
+        graph = name + GRAPH.removeprefix(OURS)
+        try:
+            steps[graph] = captured(steps[name])
+        except RuntimeError as error:
+            reasons[graph] = f"not captured: {first_line(error)}"
     for formulation in op.others:
         prepare(formulation.name, formulation, False, problem, expected, arguments, steps, reasons)
     others = [f for f in op.others if f.name in steps and f.compiled_memory is not None]
@@ -266,6 +271,19 @@ def measure_all(op: Op, cell: Cell, arguments: argparse.Namespace, machine: Row,
         found = {"ratio_to_ours": times[name] / times[OURS], "share_of_copy": share, "memory_bound": memory_bound}
         rows.append(row(op, cell, name, 1000 * times[name], **found, peak_extra_bytes=peak(step, device)))
     return [*rows, *(row(op, cell, name, None, skipped=reason) for name, reason in reasons.items())]
+
+
+def two_ops(step: Callable[[], object]) -> Callable[[], object]:
+    """The step of the cross-entropy with a forward op and a backward op."""
+
+    def run() -> object:
+        kept, softmax_link._is_worth_a_step = softmax_link._is_worth_a_step, lambda *_: False
+        try:
+            return step()
+        finally:
+            softmax_link._is_worth_a_step = kept
+
+    return run
 
 
 def row(op: Op, cell: Cell, formulation: str, milliseconds: float | None, **more: Any) -> Row:

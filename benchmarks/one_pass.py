@@ -51,7 +51,7 @@ def measure(cell: Cell, seconds: float) -> dict[str, Any]:
     p = Problem(cell, leaves, torch.float32)
     a = p.annotations
     scores, confusion = (leaf.detach().requires_grad_() for leaf in p.leaves)
-    index = (a.indptr, a.item, a.annotator, a.order)
+    index = (a.indptr, a.item, a.annotator, a.order, None)
     inputs = (scores.detach(), confusion.detach(), None, None, None, *index, a.label)
     one, needs = torch.ones(()), (True, True, False, False)
 

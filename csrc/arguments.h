@@ -83,6 +83,15 @@ inline Tensor check_long(const Tensor& tensor, const char* name, int64_t size) {
   return packed(tensor, name);
 }
 
+// What `crowdnal.Annotations.plan` gives, or nothing: int32 [nnz, 4], contiguous.
+inline OptionalTensor check_plan(const OptionalTensor& plan, int64_t nnz) {
+  if (!plan) return {};
+  STD_TORCH_CHECK(plan->scalar_type() == ScalarType::Int, "crowdnal: plan must be int32");
+  STD_TORCH_CHECK(plan->dim() == 2 && plan->size(0) == nnz && plan->size(1) == 4, "crowdnal: plan must have shape [",
+                  nnz, ", 4]: it is that of other annotations");
+  return packed(*plan, "plan");
+}
+
 // What is computed with a tensor of this type: single precision at least.
 inline ScalarType compute_type(ScalarType type) {
   return type == ScalarType::Half || type == ScalarType::BFloat16 ? ScalarType::Float : type;

@@ -23,6 +23,7 @@ class Fields(NamedTuple):
     vocabulary: Vocabulary | None = None
     item: Tensor | None = None
     order: Tensor | None = None
+    plan: Tensor | None = None
     active_annotators: Tensor | None = None
     active_index: Tensor | None = None
 

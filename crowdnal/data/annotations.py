@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from crowdnal.data.summary import Summary
 
 __all__ = ["Annotations"]
+
+
+@cache
+def _has_gpu() -> bool:
+    """Asked of the driver, where it can be: a worker forked from a process that uses its GPU has to know too."""
+    return torch.backends.cuda.is_built() and torch.cuda.device_count() > 0
 
 
 class Annotations:
@@ -58,6 +65,7 @@ class Annotations:
     vocabulary: Vocabulary | None
     _item: Tensor | None
     _order: Tensor | None
+    _plan: Tensor | None
     _active_annotators: Tensor | None
     _active_index: Tensor | None
 
@@ -81,7 +89,7 @@ class Annotations:
         self.num_annotators, self.num_classes = fields.num_annotators, fields.num_classes
         self.indptr, self.annotator, self.label = fields.indptr, fields.annotator, fields.label
         self.weight, self.item_id, self.vocabulary = fields.weight, fields.item_id, fields.vocabulary
-        self._item, self._order = fields.item, fields.order
+        self._item, self._order, self._plan = fields.item, fields.order, fields.plan
         self._active_annotators, self._active_index = fields.active_annotators, fields.active_index
         if not torch.compiler.is_compiling():
             for value in fields:
@@ -108,6 +116,7 @@ class Annotations:
             vocabulary=self.vocabulary,
             item=self._item,
             order=self._order,
+            plan=self._plan,
             active_annotators=self._active_annotators,
             active_index=self._active_index,
         )
@@ -377,6 +386,19 @@ class Annotations:
         return self._cached("_order", lambda: torch.argsort(self.annotator, stable=True))
 
     @property
+    def plan(self) -> Tensor | None:
+        """``[nnz, 4]`` int32: each annotation in ``order``, its item, annotator and label (cached).
+
+        What kernels of CUDA that sum by annotator read side by side, rather than each by itself through ``order``; they
+        take it if it is there. None where a number does not fit.
+        """
+        sizes = self.num_annotations, self.num_items, self.num_annotators, self.num_classes
+        if self._plan is not None or max(sizes) > torch.iinfo(torch.int32).max:
+            return self._plan
+        order, rows = self.order, (self.item, self.annotator, self.label)
+        return self._cached("_plan", lambda: torch.stack([order, *(row[order] for row in rows)], 1).int())
+
+    @property
     def active_annotators(self) -> Tensor:
         """``[T]`` annotators who have annotations here, ascending (cached).
 
@@ -398,8 +420,12 @@ class Annotations:
 
         Args:
             active: also what losses with ``sparse_grad=True`` use.
+
+        Where there is a GPU also the ``plan``, which nothing else reads.
         """
         _ = self.item, self.order
+        if _has_gpu():
+            _ = self.plan
         if active:
             _ = self.active_annotators, self.active_index
         return self

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -43,7 +41,7 @@ def annotation_weight(annotations: Annotations, weight: Tensor | None, dtype: to
 def _rows(key: Tensor, order: Tensor) -> Index:
     """The index of rows that stand alone, each with its key for an annotator."""
     nnz = key.shape[0]
-    return torch.arange(nnz + 1, device=key.device), torch.arange(nnz, device=key.device), key, order
+    return torch.arange(nnz + 1, device=key.device), torch.arange(nnz, device=key.device), key, order, None
 
 
 def mix_rows(rows: Tensor, confusion: Tensor, key: Tensor, order: Tensor) -> Tensor:
@@ -73,7 +71,7 @@ def distinct(key: Tensor, order: Tensor, num_keys: int) -> tuple[Tensor, Tensor]
     return values, torch.empty_like(ordered_slot).scatter(0, order, ordered_slot)
 
 
-def sum_by_item(values: Tensor, index: Sequence[Tensor]) -> Tensor:
+def sum_by_item(values: Tensor, index: Index) -> Tensor:
     """Sum of values [nnz, D] over each item's annotations, [B, D]."""
     indptr, item = index[:2]
     return scatter_rows(values, item, torch.arange(item.shape[0], device=item.device), indptr.shape[0] - 1)
@@ -95,9 +93,9 @@ def finite(log_confusion: Tensor) -> Tensor:
     return log_confusion.masked_fill(log_confusion.isneginf(), 0.0)
 
 
-def row_products(values: Tensor, log_confusion: Tensor, index: Sequence[Tensor], label: Tensor) -> Tensor:
+def row_products(values: Tensor, log_confusion: Tensor, index: Index, label: Tensor) -> Tensor:
     """sum_k values[item_n, k] log_confusion[annotator_n, label_n, k], [nnz]; -inf counts as 0."""
-    _, item, annotator, _ = index
+    _, item, annotator, *_ = index
     key = annotator * log_confusion.shape[1] + label
     rows = gather_rows(finite(log_confusion).reshape(-1, log_confusion.shape[2]), key, torch.argsort(key, stable=True))
     return (gather_rows(values, item, torch.arange(item.shape[0], device=item.device)) * rows).sum(1)

@@ -54,5 +54,5 @@ def compact(confusion: Tensor, annotations: Annotations) -> tuple[Tensor, Index]
                 "sparse_grad=True cannot be used under DistributedDataParallel, whose buckets are dense: use "
                 "sparse_grad=False, or a rank= for many annotators"
             )
-    index = annotations.indptr, annotations.item, annotations.active_index, annotations.order
+    index = annotations.indptr, annotations.item, annotations.active_index, annotations.order, None
     return select(confusion, annotations.active_annotators, distinct=True), index

@@ -1,7 +1,8 @@
 """The ops, `torch.ops.crowdnal.*`: one file per family, in which each is declared once.
 
-Every op takes the four index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz]; only
-`em_step`, which has no derivatives, needs no item, and an order only on CUDA; nor does `select` have any of its own.
+Every op takes the index tensors of a batch of annotations: indptr [B + 1], item, annotator, order [nnz] and, or None,
+plan [nnz, 4]; only `em_step`, which has no derivatives, needs no item and no plan, and an order only on CUDA; nor does
+`select` have any of its own.
 The schemas stand here, and not in C++, so that they exist without the native library too. How an op is added:
 docs/adding-an-op.md.
 """

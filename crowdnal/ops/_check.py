@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-INDEX = {"indptr": "P", "item": "N", "annotator": "N", "order": "N", "label": "N", "annotators": "T"}
-"""Sizes of the index tensors: P = B + 1, N = nnz. One letter stands for one size wherever it is met."""
+INDEX = {"indptr": "P", "item": "N", "annotator": "N", "order": "N", "plan": "N4", "label": "N", "annotators": "T"}
+"""Sizes of the index tensors: P = B + 1, N = nnz. One letter stands for one size wherever it is met, as 4 does."""
 
 _BOUNDS = {"item": "B", "annotator": "R", "annotators": "R", "order": "N", "label": "K"}
 """All values of these are below that size."""
@@ -69,6 +69,7 @@ def _layouts(tensors: Mapping[str, Any], optional: frozenset[str]) -> str | None
 
 def _shapes(tensors: Mapping[str, Any], shapes: Mapping[str, str], sizes: dict[str, int]) -> str | None:
     """Learns the sizes from the tensors, in their order, and compares."""
+    sizes["4"] = 4
     for name, tensor in tensors.items():
         letters = INDEX.get(name, shapes.get(name))
         if tensor is None or letters is None:
@@ -99,8 +100,9 @@ def _dtypes(tensors: Mapping[str, Any], matrices: tuple[str, ...]) -> str | None
         computed = torch.promote_types(stored, torch.float32)
     for name, tensor in given.items():
         if name in INDEX:
-            if tensor.dtype != torch.int64:
-                return f"{name} must be int64, got {tensor.dtype}"
+            wanted = torch.int32 if name == "plan" else torch.int64
+            if tensor.dtype != wanted:
+                return f"{name} must be {str(wanted).removeprefix('torch.')}, got {tensor.dtype}"
         elif tensor.dtype not in _FLOATS:
             return f"{name} must be a floating-point tensor of 16, 32 or 64 bits, got {tensor.dtype}"
         elif name in matrices and tensor.dtype != stored:
@@ -131,4 +133,10 @@ def _values(tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
         rows = torch.repeat_interleave(torch.arange(len(indptr) - 1), indptr.diff())
         if not torch.equal(rows, item):
             return "item must repeat the number of every item as often as indptr says"
-    return None
+    if tensors.get("plan") is None:
+        return None
+    plan, order = tensors["plan"], tensors["order"]
+    for column, name in enumerate(("item", "annotator", "label"), 1):
+        if name in tensors and bool((plan[:, column] != tensors[name][order]).any()):
+            return f"plan[:, {column}] is not {name}[order]: it is that of other annotations"
+    return "plan[:, 0] is not order: it is that of other annotations" if bool((plan[:, 0] != order).any()) else None

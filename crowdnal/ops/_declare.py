@@ -22,11 +22,12 @@ class Arguments:
     item: Tensor
     annotator: Tensor
     order: Tensor
+    plan: Tensor | None
 
     @property
-    def index(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The four index tensors, in the order that the ops take them in."""
-        return self.indptr, self.item, self.annotator, self.order
+    def index(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """The index tensors, in the order that the ops take them in."""
+        return self.indptr, self.item, self.annotator, self.order, self.plan
 
     @property
     def num_items(self) -> int:

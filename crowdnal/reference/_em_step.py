@@ -29,11 +29,11 @@ def em_step(
     """
     rows = torch.arange(indptr.shape[0] - 1, device=indptr.device)
     item = torch.repeat_interleave(rows, indptr.diff())
-    index = (indptr, item, annotator, annotator)  # the order does not matter here
+    index = (indptr, item, annotator, annotator, None)  # the order does not matter here
     if log_prior is None:
         dtype = compute_dtype(log_confusion.dtype)
         one_hot = torch.eye(log_confusion.shape[1], device=indptr.device, dtype=dtype).unsqueeze(1)
-        votes = label_log_likelihood(one_hot, weight, indptr, item, label, label, torch.zeros_like(label))
+        votes = label_log_likelihood(one_hot, weight, indptr, item, label, label, None, torch.zeros_like(label))
         total = votes.sum(1, keepdim=True)
         posterior = torch.where(total > 0, votes / torch.where(total > 0, total, 1.0), 1.0 / votes.shape[1])
         loss = votes.new_zeros(())

@@ -48,6 +48,7 @@ def joint_link(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
     normalization: int,
     mean: bool,
@@ -59,7 +60,7 @@ def joint_link(
         inf where every class is impossible), posterior [B, C] (then 0), log_norm as from `mixture_link`.
     """
     t = log_prior + label_log_likelihood(
-        log_confusion(confusion, normalization), weight, indptr, item, annotator, order, label
+        log_confusion(confusion, normalization), weight, indptr, item, annotator, order, plan, label
     )
     return *log_marginal(t, indptr, mean), norms_of(confusion.detach(), annotator, normalization)
 
@@ -74,6 +75,7 @@ def joint_link_backward(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
     posterior: Tensor,
     log_norm: Tensor | None,
@@ -87,5 +89,5 @@ def joint_link_backward(
     dlog_prior = dt if need_log_prior else dt.new_zeros(0, dt.shape[1])
     if not need_confusion:
         return dlog_prior, dt.new_zeros(0, *confusion.shape[1:])
-    grad = label_counts(dt, weight, indptr, item, annotator, order, label, *confusion.shape[:2])
+    grad = label_counts(dt, weight, indptr, item, annotator, order, plan, label, *confusion.shape[:2])
     return dlog_prior, log_confusion_vjp(confusion, grad, normalization)

@@ -15,6 +15,7 @@ def label_log_likelihood(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
 ) -> Tensor:
     """out[i, k] = sum over annotations n of item i of w_n log_confusion[annotator_n, label_n, k]; returns [B, C].
@@ -35,6 +36,7 @@ def label_counts(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
     num_annotators: int,
     num_labels: int,

@@ -8,13 +8,21 @@ from torch import Tensor
 from crowdnal.reference._terms import widen
 
 
-def mix(scores: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor) -> Tensor:
+def mix(
+    scores: Tensor,
+    confusion: Tensor,
+    indptr: Tensor,
+    item: Tensor,
+    annotator: Tensor,
+    order: Tensor,
+    plan: Tensor | None,
+) -> Tensor:
     """h[n, k] = sum_c scores[item_n, c] confusion[annotator_n, c, k]; returns [nnz, K]."""
     return torch.einsum("nc,nck->nk", scores[item], widen(confusion[annotator]))
 
 
 def mix_items(
-    grad: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor
+    grad: Tensor, confusion: Tensor, indptr: Tensor, item: Tensor, annotator: Tensor, order: Tensor, plan: Tensor | None
 ) -> Tensor:
     """out[i, c] = sum over annotations n of item i of sum_k grad[n, k] confusion[annotator_n, c, k]; returns [B, C]."""
     rows = torch.einsum("nk,nck->nc", grad, widen(confusion[annotator]))
@@ -28,6 +36,7 @@ def mix_annotators(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     num_annotators: int,
 ) -> Tensor:
     """out[r, c, k] = sum over annotations n of annotator r of scores[item_n, c] grad[n, k]; returns [R, C, K]."""

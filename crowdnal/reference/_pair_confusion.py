@@ -36,6 +36,7 @@ def pair_confusion(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """log Q_n[k, y_n], Q_n[k, :] = softmax over j of logsumexp_l (difficulty_i + competence_r)[k, j, l].
@@ -47,6 +48,7 @@ def pair_confusion(
         item: see indptr.
         annotator: see indptr.
         order: see indptr.
+        plan: not read.
         label: see indptr.
 
     Returns:
@@ -68,6 +70,7 @@ def pair_confusion_backward(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
     log_q: Tensor,
     log_norm: Tensor,

@@ -32,6 +32,7 @@ def softmax_link(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,7 +41,7 @@ def softmax_link(
     Returns:
         loss [] = sum of weight x nll (divided by nnz if `mean`), nll [nnz], probs [nnz, K] (not differentiable).
     """
-    h = mix(scores, confusion, indptr, item, annotator, order)
+    h = mix(scores, confusion, indptr, item, annotator, order, plan)
     return cross_entropy(blend(h, shared, mixing, item), weight, label, mean)
 
 
@@ -63,6 +64,7 @@ def softmax_link_backward(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
     probs: Tensor,
     mean: bool,
@@ -72,7 +74,7 @@ def softmax_link_backward(
     need_mixing: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `softmax_link` for scores, confusion, shared and mixing; what is not needed has 0 rows."""
-    index = (indptr, item, annotator, order)
+    index = (indptr, item, annotator, order, plan)
     g = upstream(grad_loss, grad_nll, weight, probs, mean).unsqueeze(1) * residual(probs, label)
     dscores, dconfusion = scores.new_zeros(0, scores.shape[1]), scores.new_zeros(0, *confusion.shape[1:])
     dshared, dmixing = g.new_zeros(indptr.shape[0] - 1 if need_shared else 0, g.shape[1]), g.new_zeros(0)
@@ -98,6 +100,7 @@ def softmax_link_step(
     item: Tensor,
     annotator: Tensor,
     order: Tensor,
+    plan: Tensor | None,
     label: Tensor,
     mean: bool,
     need_scores: bool,
@@ -106,7 +109,7 @@ def softmax_link_step(
     need_mixing: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`softmax_link` without probs, and its `softmax_link_backward` for a grad_loss of 1: a step's two ops as one."""
-    inputs = (scores, confusion, shared, mixing, weight, indptr, item, annotator, order, label)
+    inputs = (scores, confusion, shared, mixing, weight, indptr, item, annotator, order, plan, label)
     loss, nll, probs = softmax_link(*inputs, mean)
     needs = (need_scores, need_confusion, need_shared, need_mixing)
     return loss, nll, *softmax_link_backward(torch.ones_like(loss), None, *inputs, probs, mean, *needs)

@@ -5,6 +5,11 @@
 
 namespace crowdnal {
 
+// An annotation, its item, its annotator and its label.
+struct alignas(16) Planned {
+  int32_t annotation, item, annotator, label;
+};
+
 // B items, R annotators, nnz annotations in item order (CSR).
 struct Index {
   const int64_t* indptr;     // [B + 1]
@@ -13,6 +18,7 @@ struct Index {
   const int64_t* order;      // [nnz], stable: annotator[order] is ascending
   int64_t num_items;
   int64_t nnz;
+  const Planned* plan = nullptr;  // [nnz]: annotations order[0], order[1], ..; or null
 };
 
 // A matrix per annotator: `confusion` is [R, rows, cols], contiguous.

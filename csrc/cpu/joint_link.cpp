@@ -44,16 +44,16 @@ int64_t most_runs(const Index& view, const Shape& shape, Normalization kind) {
 std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior, const Tensor& confusion,
                                                          OptionalTensor weight, const Tensor& indptr,
                                                          const Tensor& item, const Tensor& annotator,
-                                                         const Tensor& order, const Tensor& label,
+                                                         const Tensor& order, OptionalTensor plan, const Tensor& label,
                                                          int64_t normalization, bool mean) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);  // rows = observed labels, cols = classes
   const auto kind = check_normalization(normalization);
   const bool own_rows = is_normalized(kind);  // log A itself is read where it lies
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, own_rows);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, shape.num_annotators, own_rows);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
-  const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  const Tensor labels = check_labels(label, index, shape.rows);
   const Tensor prior = check_values(log_prior, "log_prior", a, {view.num_items, shape.cols});
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
   Tensor loss = empty(a, {}), nll = empty(a, {view.num_items}), posterior = empty(a, {view.num_items, shape.cols});
@@ -83,17 +83,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
 std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
                                                   const Tensor& log_prior, const Tensor& confusion,
                                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                                  const Tensor& posterior, OptionalTensor log_norm,
+                                                  const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                                                  const Tensor& label, const Tensor& posterior, OptionalTensor log_norm,
                                                   int64_t normalization, bool mean, bool need_log_prior,
                                                   bool need_confusion) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
   const auto kind = check_normalization(normalization);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, need_confusion);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, shape.num_annotators, need_confusion);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
-  const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  const Tensor labels = check_labels(label, index, shape.rows);
   check_like(log_prior, "log_prior", a.scalar_type(), {view.num_items, shape.cols});
   const Tensor s = check_values(posterior, "posterior", a, {view.num_items, shape.cols});
   if (log_norm) log_norm = check_values(*log_norm, "log_norm", a, {most_runs(view, shape, kind), shape.cols});

@@ -158,13 +158,14 @@ CROWDNAL_INSTANTIATE(double)
 namespace {
 
 Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr,
-                               const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label) {
+                               const Tensor& item, const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                               const Tensor& label) {
   const Tensor stored = check_confusion(log_confusion);
   const Shape shape = shape_of(stored);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, false);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, shape.num_annotators, false);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
-  const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  const Tensor labels = check_labels(label, index, shape.rows);
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
   Tensor out = empty(a, {view.num_items, shape.cols});
   dispatch(a, [&](auto zero) {
@@ -179,16 +180,16 @@ Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weigh
 }
 
 Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                       const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
-                       int64_t num_labels) {
+                       const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label,
+                       int64_t num_annotators, int64_t num_labels) {
   STD_TORCH_CHECK(values.dim() == 2, "crowdnal: values must have 2 dimensions");
   check_floating(values, "values");
   const Shape shape = check_sizes(num_annotators, num_labels, values.size(1), "num_labels");
-  const CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators,
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, num_annotators,
                                          count_tables(length(annotator, "annotator"), shape, kReuse) == 0);
   const Index& view = index.view;
   const Tensor v = check_values(values, "values", values, {view.num_items, shape.cols});
-  const Tensor labels = check_labels(label, view.nnz, num_labels);
+  const Tensor labels = check_labels(label, index, num_labels);
   if (weight) weight = check_values(*weight, "weight", v, {view.nnz});
   Tensor out = empty(v, {num_annotators, num_labels, shape.cols});
   dispatch(v, [&](auto zero) {

@@ -126,10 +126,11 @@ CROWDNAL_INSTANTIATE(double)
 namespace {
 
 Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
-              const Tensor& annotator, const Tensor& order) {
+              const Tensor& annotator, const Tensor& order, OptionalTensor plan) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, is_large(stored, shape));
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, shape.num_annotators,
+                                         is_large(stored, shape));
   const Tensor w = widened(stored, index.view.annotator, index.view.nnz);
   const Tensor z = check_values(scores, "scores", w, {index.view.num_items, shape.rows});
   Tensor out = empty(w, {index.view.nnz, shape.cols});
@@ -142,11 +143,11 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
 }
 
 Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
-                    const Tensor& annotator, const Tensor& order) {
+                    const Tensor& annotator, const Tensor& order, OptionalTensor plan) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
   const bool large = is_large(stored, shape);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, large);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, shape.num_annotators, large);
   const Tensor w = widened(stored, index.view.annotator, index.view.nnz);
   const Tensor g = check_values(grad, "grad", w, {index.view.nnz, shape.cols});
   Tensor out = empty(w, {index.view.num_items, shape.rows}), each = empty(w, {large ? index.view.nnz : 0, shape.rows});
@@ -159,11 +160,11 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
 }
 
 Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor& indptr, const Tensor& item,
-                         const Tensor& annotator, const Tensor& order, int64_t num_annotators) {
+                         const Tensor& annotator, const Tensor& order, OptionalTensor plan, int64_t num_annotators) {
   STD_TORCH_CHECK(scores.dim() == 2 && grad.dim() == 2, "crowdnal: scores and grad must have 2 dimensions");
   check_floating(scores, "scores");
   const Shape shape = check_sizes(num_annotators, scores.size(1), grad.size(1), "the classes");
-  const CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, true);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, num_annotators, true);
   const Tensor z = check_values(scores, "scores", scores, {index.view.num_items, shape.rows});
   const Tensor g = check_values(grad, "grad", scores, {index.view.nnz, shape.cols});
   Tensor out = empty(scores, {num_annotators, shape.rows, shape.cols});

@@ -145,14 +145,14 @@ int64_t tasks_of(const Shape& shape, Normalization kind) {  // an activation is 
 std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
                                                            OptionalTensor weight, const Tensor& indptr,
                                                            const Tensor& item, const Tensor& annotator,
-                                                           const Tensor& order, const Tensor& label,
-                                                           int64_t normalization, bool mean) {
+                                                           const Tensor& order, OptionalTensor plan,
+                                                           const Tensor& label, int64_t normalization, bool mean) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);  // rows = observed labels, cols = classes
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, true);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, shape.num_annotators, true);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
-  const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  const Tensor labels = check_labels(label, index, shape.rows);
   const Tensor log_p = check_values(log_probs, "log_probs", a, {view.num_items, shape.cols});
   const auto kind = check_normalization(normalization);
   if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
@@ -178,16 +178,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
 std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
                                                     const Tensor& log_probs, const Tensor& confusion,
                                                     OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                                    const Tensor& posterior, OptionalTensor log_norm,
-                                                    int64_t normalization, bool mean, bool need_log_probs,
-                                                    bool need_confusion) {
+                                                    const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                                                    const Tensor& label, const Tensor& posterior,
+                                                    OptionalTensor log_norm, int64_t normalization, bool mean,
+                                                    bool need_log_probs, bool need_confusion) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, need_confusion);
+  const CheckedIndex index = check_index(indptr, item, annotator, order, plan, shape.num_annotators, need_confusion);
   const Index& view = index.view;
   const Tensor a = widened(stored, view.annotator, view.nnz);
-  const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  const Tensor labels = check_labels(label, index, shape.rows);
   check_like(log_probs, "log_probs", a.scalar_type(), {view.num_items, shape.cols});
   const Tensor r = check_values(posterior, "posterior", a, {view.nnz, shape.cols});
   const auto kind = check_normalization(normalization);

@@ -20,12 +20,12 @@ struct Inputs {
 };
 
 Inputs check_inputs(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr, const Tensor& item,
-                    const Tensor& annotator, const Tensor& order, const Tensor& label) {
+                    const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label) {
   check_competence(competence);
   const Tiles tiles{competence.size(1), competence.size(2), competence.size(3)};
   const int64_t num_annotators = competence.size(0);
-  CheckedIndex index = check_index(indptr, item, annotator, order, num_annotators, true);
-  const Tensor labels = check_labels(label, index.view.nnz, tiles.labels);
+  CheckedIndex index = check_index(indptr, item, annotator, order, plan, num_annotators, true);
+  const Tensor labels = check_labels(label, index, tiles.labels);
   const ScalarType type = competence.scalar_type();
   const Tensor d = check_stored(difficulty, "difficulty", type,
                                 {index.view.num_items, tiles.classes, tiles.labels, tiles.latents});
@@ -149,8 +149,8 @@ void owner_gradient(const Batch<T>& batch, const Upstream<T>& upstream, int64_t 
 
 std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr,
                                              const Tensor& item, const Tensor& annotator, const Tensor& order,
-                                             const Tensor& label) {
-  const Inputs inputs = check_inputs(difficulty, competence, indptr, item, annotator, order, label);
+                                             OptionalTensor plan, const Tensor& label) {
+  const Inputs inputs = check_inputs(difficulty, competence, indptr, item, annotator, order, plan, label);
   const Index& view = inputs.index.view;
   const Tiles& tiles = inputs.tiles;
   Tensor log_q = empty(inputs.competence, {view.nnz, tiles.classes});
@@ -171,9 +171,10 @@ std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Ten
 std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const Tensor& difficulty,
                                                       const Tensor& competence, const Tensor& indptr,
                                                       const Tensor& item, const Tensor& annotator, const Tensor& order,
-                                                      const Tensor& label, const Tensor& log_q, const Tensor& log_norm,
-                                                      bool need_difficulty, bool need_competence) {
-  const Inputs inputs = check_inputs(difficulty, competence, indptr, item, annotator, order, label);
+                                                      OptionalTensor plan, const Tensor& label, const Tensor& log_q,
+                                                      const Tensor& log_norm, bool need_difficulty,
+                                                      bool need_competence) {
+  const Inputs inputs = check_inputs(difficulty, competence, indptr, item, annotator, order, plan, label);
   const Index& view = inputs.index.view;
   const Tiles& tiles = inputs.tiles;
   const Tensor g = check_values(grad, "grad", inputs.competence, {view.nnz, tiles.classes});

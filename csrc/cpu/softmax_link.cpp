@@ -8,14 +8,15 @@ namespace crowdnal::cpu {
 
 SoftmaxArguments check_softmax(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
                                OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                               const Tensor& annotator, const Tensor& order, const Tensor& label, bool runs) {
+                               const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label,
+                               bool runs) {
   const Tensor stored = check_confusion(confusion);
   const Shape shape = shape_of(stored);
-  CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators,
+  CheckedIndex index = check_index(indptr, item, annotator, order, plan, shape.num_annotators,
                                    runs || is_large(stored, shape));
   const Index& view = index.view;
   const Tensor w = widened(stored, view.annotator, view.nnz);
-  const Tensor labels = check_labels(label, view.nnz, shape.cols);
+  const Tensor labels = check_labels(label, index, shape.cols);
   const Tensor z = check_values(scores, "scores", w, {view.num_items, shape.rows});
   if (shared) shared = check_values(*shared, "shared", w, {view.num_items, shape.cols});
   if (mixing) mixing = check_values(*mixing, "mixing", w, {view.nnz});
@@ -29,9 +30,9 @@ namespace {
 std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
                                                    OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr,
                                                    const Tensor& item, const Tensor& annotator, const Tensor& order,
-                                                   const Tensor& label, bool mean) {
+                                                   OptionalTensor plan, const Tensor& label, bool mean) {
   const SoftmaxArguments a = check_softmax(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
-                                           label, false);
+                                           plan, label, false);
   const Index& view = a.index.view;
   Tensor loss = empty(a.matrices, {}), nll = empty(a.matrices, {view.nnz});
   Tensor probs = empty(a.matrices, {view.nnz, a.shape.cols});
@@ -47,10 +48,10 @@ std::tuple<Tensor, Tensor, Tensor> softmax_link_op(const Tensor& scores, const T
 std::tuple<Tensor, Tensor, Tensor, Tensor> softmax_link_backward_op(
     OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores, const Tensor& confusion,
     OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-    const Tensor& annotator, const Tensor& order, const Tensor& label, const Tensor& probs, bool mean, bool need_scores,
-    bool need_confusion, bool need_shared, bool need_mixing) {
+    const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label, const Tensor& probs,
+    bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
   const SoftmaxArguments a = check_softmax(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
-                                           label, need_confusion);
+                                           plan, label, need_confusion);
   const Shape& shape = a.shape;
   const Index& view = a.index.view;
   const Tensor& w = a.matrices;

@@ -21,6 +21,7 @@ struct SoftmaxArguments {
 // `runs`: the kernel walks the annotators whatever the size of their matrices.
 SoftmaxArguments check_softmax(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
                                OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                               const Tensor& annotator, const Tensor& order, const Tensor& label, bool runs);
+                               const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label,
+                               bool runs);
 
 }  // namespace crowdnal::cpu

@@ -96,10 +96,10 @@ void step(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, 
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
-    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
-    bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+    const Tensor& label, bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
   const SoftmaxArguments a = check_softmax(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
-                                           label, true);
+                                           plan, label, true);
   const Shape& shape = a.shape;
   const Index& view = a.index.view;
   const Tensor& w = a.matrices;

@@ -13,12 +13,12 @@ namespace {
 using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 Tensors4 joint_link_op(const Tensor& log_prior, const Tensor& confusion, OptionalTensor weight, const Tensor& indptr,
-                       const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
-                       int64_t normalization, bool mean) {
+                       const Tensor& item, const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                       const Tensor& label, int64_t normalization, bool mean) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);  // rows = observed labels, cols = classes
   const auto kind = check_normalization(normalization);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor loss = op.empty({}), nll = op.empty({index.num_items}), posterior = op.empty({index.num_items, shape.cols});
   Tensor log_norm = op.empty({most_runs(index, shape, kind), shape.cols});
@@ -35,14 +35,14 @@ Tensors4 joint_link_op(const Tensor& log_prior, const Tensor& confusion, Optiona
 std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
                                                   const Tensor& log_prior, const Tensor& confusion,
                                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                                  const Tensor& posterior, OptionalTensor log_norm,
+                                                  const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                                                  const Tensor& label, const Tensor& posterior, OptionalTensor log_norm,
                                                   int64_t normalization, bool mean, bool need_log_prior,
                                                   bool need_confusion) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);
   const auto kind = check_normalization(normalization);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   check_like(log_prior, "log_prior", compute_type(confusion.scalar_type()), {index.num_items, shape.cols});
   Tensor dlog_prior = op.empty({need_log_prior ? index.num_items : 0, shape.cols});

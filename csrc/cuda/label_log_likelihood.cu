@@ -8,10 +8,11 @@ namespace crowdnal::cuda {
 namespace {
 
 Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weight, const Tensor& indptr,
-                               const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label) {
+                               const Tensor& item, const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                               const Tensor& label) {
   Op op(log_confusion);
   const Shape shape = shape_of(log_confusion);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor out = op.empty({index.num_items, shape.cols});
   dispatch_stored(log_confusion, [&](auto zero) {
@@ -32,13 +33,13 @@ Tensor label_log_likelihood_op(const Tensor& log_confusion, OptionalTensor weigh
 }
 
 Tensor label_counts_op(const Tensor& values, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                       const Tensor& annotator, const Tensor& order, const Tensor& label, int64_t num_annotators,
-                       int64_t num_labels) {
+                       const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label,
+                       int64_t num_annotators, int64_t num_labels) {
   STD_TORCH_CHECK(values.dim() == 2, "crowdnal: values must have 2 dimensions");
   check_floating(values, "values");
   Op op(values);
   const Shape shape = check_sizes(num_annotators, num_labels, values.size(1), "num_labels");
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor out = op.empty({num_annotators, num_labels, shape.cols});
   dispatch(values, [&](auto zero) {

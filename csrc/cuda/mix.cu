@@ -12,10 +12,10 @@ namespace crowdnal::cuda {
 namespace {
 
 Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
-              const Tensor& annotator, const Tensor& order) {
+              const Tensor& annotator, const Tensor& order, OptionalTensor plan) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   Tensor out = op.empty({index.nnz, shape.cols});
   dispatch_stored(confusion, [&](auto zero) {
     using E = decltype(zero);
@@ -28,10 +28,10 @@ Tensor mix_op(const Tensor& scores, const Tensor& confusion, const Tensor& indpt
 }
 
 Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& indptr, const Tensor& item,
-                    const Tensor& annotator, const Tensor& order) {
+                    const Tensor& annotator, const Tensor& order, OptionalTensor plan) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   Tensor out = op.empty({index.num_items, shape.rows});
   dispatch_stored(confusion, [&](auto zero) {
     using E = decltype(zero);
@@ -43,12 +43,12 @@ Tensor mix_items_op(const Tensor& grad, const Tensor& confusion, const Tensor& i
 }
 
 Tensor mix_annotators_op(const Tensor& scores, const Tensor& grad, const Tensor& indptr, const Tensor& item,
-                         const Tensor& annotator, const Tensor& order, int64_t num_annotators) {
+                         const Tensor& annotator, const Tensor& order, OptionalTensor plan, int64_t num_annotators) {
   STD_TORCH_CHECK(scores.dim() == 2 && grad.dim() == 2, "crowdnal: scores and grad must have 2 dimensions");
   check_floating(scores, "scores");
   Op op(scores);
   const Shape shape = check_sizes(num_annotators, scores.size(1), grad.size(1), "the classes");
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   Tensor out = op.empty({num_annotators, shape.rows, shape.cols});
   dispatch(scores, [&](auto zero) {
     using T = decltype(zero);

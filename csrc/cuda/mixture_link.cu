@@ -9,12 +9,12 @@ namespace {
 std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
                                                            OptionalTensor weight, const Tensor& indptr,
                                                            const Tensor& item, const Tensor& annotator,
-                                                           const Tensor& order, const Tensor& label,
-                                                           int64_t normalization, bool mean) {
+                                                           const Tensor& order, OptionalTensor plan,
+                                                           const Tensor& label, int64_t normalization, bool mean) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);  // rows = observed labels, cols = classes
   const auto kind = check_normalization(normalization);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor loss = op.empty({}), nll = op.empty({index.nnz}), posterior = op.empty({index.nnz, shape.cols});
   Tensor log_norm = op.empty({most_runs(index, shape, kind), shape.cols});
@@ -31,14 +31,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
 std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll,
                                                     const Tensor& log_probs, const Tensor& confusion,
                                                     OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                                    const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                                    const Tensor& posterior, OptionalTensor log_norm,
-                                                    int64_t normalization, bool mean, bool need_log_probs,
-                                                    bool need_confusion) {
+                                                    const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                                                    const Tensor& label, const Tensor& posterior,
+                                                    OptionalTensor log_norm, int64_t normalization, bool mean,
+                                                    bool need_log_probs, bool need_confusion) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);
   const auto kind = check_normalization(normalization);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   check_like(log_probs, "log_probs", compute_type(confusion.scalar_type()), {index.num_items, shape.cols});
   Tensor dlog_probs = op.empty({need_log_probs ? index.num_items : 0, shape.cols});

@@ -29,10 +29,10 @@ void check_pairs(const Tensor& competence) {
 
 std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Tensor& competence, const Tensor& indptr,
                                              const Tensor& item, const Tensor& annotator, const Tensor& order,
-                                             const Tensor& label) {
+                                             OptionalTensor plan, const Tensor& label) {
   check_pairs(competence);
   Op op(competence);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   Tensor log_q = op.empty({index.nnz, competence.size(1)}), log_norm = op.empty({index.nnz, competence.size(1)});
   dispatch_stored(competence, [&](auto zero) {
     using E = decltype(zero);
@@ -45,11 +45,12 @@ std::tuple<Tensor, Tensor> pair_confusion_op(const Tensor& difficulty, const Ten
 std::tuple<Tensor, Tensor> pair_confusion_backward_op(const Tensor& grad, const Tensor& difficulty,
                                                       const Tensor& competence, const Tensor& indptr,
                                                       const Tensor& item, const Tensor& annotator, const Tensor& order,
-                                                      const Tensor& label, const Tensor& log_q, const Tensor& log_norm,
-                                                      bool need_difficulty, bool need_competence) {
+                                                      OptionalTensor plan, const Tensor& label, const Tensor& log_q,
+                                                      const Tensor& log_norm, bool need_difficulty,
+                                                      bool need_competence) {
   check_pairs(competence);
   Op op(competence);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t classes = competence.size(1), labels = competence.size(2), latents = competence.size(3);
   Tensor ddifficulty = op.empty({need_difficulty ? index.num_items : 0, classes, labels, latents});
   Tensor dcompetence = op.empty({need_competence ? competence.size(0) : 0, classes, labels, latents});

@@ -2,6 +2,7 @@
 #include "cuda/softmax_link.cuh"
 
 #include "cuda/detail/op.h"
+#include "cuda/softmax_step.cuh"
 
 namespace crowdnal::cuda {
 
@@ -23,12 +24,32 @@ MixInput<T, E> input_of(Op& op, const Tensor& scores, const Tensor& confusion, c
            labels}};
 }
 
+// Where the gradients go, with 0 rows what is not needed.
+struct Gradients {
+  Tensor scores, confusion, shared, mixing;
+  bool need_scores, need_confusion, need_shared, need_mixing;
+
+  Gradients(const Op& op, const Index& index, const Shape& shape, bool need_scores, bool need_confusion,
+            bool need_shared, bool need_mixing)
+      : scores(op.empty({need_scores ? index.num_items : 0, shape.rows})),
+        confusion(op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols})),
+        shared(op.empty({need_shared ? index.num_items : 0, shape.cols})),
+        mixing(op.empty({need_mixing ? index.nnz : 0})), need_scores(need_scores), need_confusion(need_confusion),
+        need_shared(need_shared), need_mixing(need_mixing) {}
+
+  template <class T>
+  SoftmaxLinkGrads<T> pointers() {
+    return {output_if<T>(need_scores, scores), output_if<T>(need_confusion, confusion),
+            output_if<T>(need_shared, shared), output_if<T>(need_mixing, mixing)};
+  }
+};
+
 Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
                          OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
-                         const Tensor& order, const Tensor& label, bool mean) {
+                         const Tensor& order, OptionalTensor plan, const Tensor& label, bool mean) {
   Op op(confusion);
   const Shape shape = shape_of(confusion);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
   Tensor loss = op.empty({}), nll = op.empty({index.nnz}), probs = op.empty({index.nnz, shape.cols});
   dispatch_stored(confusion, [&](auto zero) {
@@ -45,17 +66,14 @@ Tensors3 softmax_link_op(const Tensor& scores, const Tensor& confusion, Optional
 Tensors4 gradients(double upstream, OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
                    const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
                    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                   const Tensor& label, const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
-                   bool need_shared, bool need_mixing) {
+                   OptionalTensor plan, const Tensor& label, const Tensor& probs, bool mean, bool need_scores,
+                   bool need_confusion, bool need_shared, bool need_mixing) {
   STD_TORCH_CHECK(shared || !need_mixing, "crowdnal: mixing needs shared");
   Op op(confusion);
   const Shape shape = shape_of(confusion);
-  const Index index = op.index(indptr, item, annotator, order);
+  const Index index = op.index(indptr, item, annotator, order, plan);
   const int64_t* labels = op.longs(label, "label", index.nnz);
-  Tensor dscores = op.empty({need_scores ? index.num_items : 0, shape.rows});
-  Tensor dconfusion = op.empty({need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
-  Tensor dshared = op.empty({need_shared ? index.num_items : 0, shape.cols});
-  Tensor dmixing = op.empty({need_mixing ? index.nnz : 0});
+  Gradients to(op, index, shape, need_scores, need_confusion, need_shared, need_mixing);
   dispatch_stored(confusion, [&](auto zero) {
     using E = decltype(zero);
     using T = Accumulate<E>;
@@ -69,35 +87,51 @@ Tensors4 gradients(double upstream, OptionalTensor grad_loss, OptionalTensor gra
                            count,
                            static_cast<T>(upstream) / count};
     const auto input = input_of<T, E>(op, scores, confusion, shared, mixing, labels, index, shape);
-    softmax_link_backward(op, grad, input, index, shape,
-                          SoftmaxLinkGrads<T>{output_if<T>(need_scores, dscores),
-                                              output_if<T>(need_confusion, dconfusion),
-                                              output_if<T>(need_shared, dshared), output_if<T>(need_mixing, dmixing)});
+    softmax_link_backward(op, grad, input, index, shape, to.pointers<T>());
   });
-  return {dscores, dconfusion, dshared, dmixing};
+  return {to.scores, to.confusion, to.shared, to.mixing};
 }
 
 Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_nll, const Tensor& scores,
                                   const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
                                   OptionalTensor weight, const Tensor& indptr, const Tensor& item,
-                                  const Tensor& annotator, const Tensor& order, const Tensor& label,
-                                  const Tensor& probs, bool mean, bool need_scores, bool need_confusion,
-                                  bool need_shared, bool need_mixing) {
+                                  const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+                                  const Tensor& label, const Tensor& probs, bool mean, bool need_scores,
+                                  bool need_confusion, bool need_shared, bool need_mixing) {
   return gradients(0, grad_loss, grad_nll, scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
-                   label, probs, mean, need_scores, need_confusion, need_shared, need_mixing);
+                   plan, label, probs, mean, need_scores, need_confusion, need_shared, need_mixing);
 }
 
-// Not yet one pass: the two ops one after the other.
+// One pass where matrices are small, else the two ops one after the other.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
-    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, const Tensor& label,
-    bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
-  auto [loss, nll, probs] = softmax_link_op(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
-                                            label, mean);
-  auto [dscores, dconfusion, dshared, dmixing] = gradients(1, std::nullopt, std::nullopt, scores, confusion, shared,
-                                                           mixing, weight, indptr, item, annotator, order, label, probs,
-                                                           mean, need_scores, need_confusion, need_shared, need_mixing);
-  return {loss, nll, dscores, dconfusion, dshared, dmixing};
+    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, OptionalTensor plan,
+    const Tensor& label, bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+  const Shape shape = shape_of(confusion);
+  if (!fits_step(shape)) {
+    auto [loss, nll, probs] = softmax_link_op(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
+                                              plan, label, mean);
+    auto [dscores, dconfusion, dshared, dmixing] = gradients(1, std::nullopt, std::nullopt, scores, confusion, shared,
+                                                             mixing, weight, indptr, item, annotator, order, plan,
+                                                             label, probs, mean, need_scores, need_confusion,
+                                                             need_shared, need_mixing);
+    return {loss, nll, dscores, dconfusion, dshared, dmixing};
+  }
+  STD_TORCH_CHECK(shared || !need_shared, "crowdnal: need_shared needs shared");
+  STD_TORCH_CHECK(mixing || !need_mixing, "crowdnal: need_mixing needs mixing");
+  Op op(confusion);
+  const Index index = op.index(indptr, item, annotator, order, plan);
+  const int64_t* labels = op.longs(label, "label", index.nnz);
+  Tensor loss = op.empty({}), nll = op.empty({index.nnz});
+  Gradients to(op, index, shape, need_scores, need_confusion, need_shared, need_mixing);
+  dispatch_stored(confusion, [&](auto zero) {
+    using E = decltype(zero);
+    using T = Accumulate<E>;
+    const auto input = input_of<T, E>(op, scores, confusion, shared, mixing, labels, index, shape);
+    softmax_step(op, input, op.values<T>(weight, "weight", {index.nnz}), index, shape, mean, output<T>(loss),
+                 output<T>(nll), to.pointers<T>());
+  });
+  return {loss, nll, to.scores, to.confusion, to.shared, to.mixing};
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ import crowdnal
 import crowdnal.functional as F
 from crowdnal import reference
 from crowdnal.data import Annotations
+from crowdnal.ops import OPS
 from crowdnal.training import attach
 
 pytestmark = pytest.mark.cuda
@@ -67,6 +68,9 @@ def test_bitwise_equal_over_runs_streams_and_layouts(name: str, sizes: tuple[int
     for args in of_every_kind(make_problem(*sizes, seed=3), name):
         for dtyped in (to_device(args), to_device(to_float(args))):
             first = as_tuple(op(*dtyped))
+            if "plan" in OPS[name].arguments._fields:
+                without = op_checks.changed(name, dtyped, plan=lambda _: None)
+                assert_same(as_tuple(op(*without)), first, "output without a plan")
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

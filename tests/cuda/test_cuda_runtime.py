@@ -124,7 +124,7 @@ def test_the_second_device_is_used_whichever_is_current(name: str) -> None:
 def test_index_out_of_range_is_an_assertion_on_the_device() -> None:
     code = """
 import torch, crowdnal
-index = [torch.tensor(v, device="cuda") for v in ([0, 1], [0], [7], [0])]
+index = [torch.tensor(v, device="cuda") for v in ([0, 1], [0], [7], [0])] + [None]
 torch.ops.crowdnal.mix(torch.ones(1, 2, device="cuda"), torch.ones(3, 2, 2, device="cuda"), *index)
 torch.cuda.synchronize()
 """
@@ -164,7 +164,7 @@ def test_more_elements_than_32_bits_count() -> None:
     confusion = torch.zeros(sizes, device=DEVICE)
     confusion[-1] = torch.eye(60)
     index = to_device(
-        (torch.tensor([0, 1]), torch.zeros(1).long(), torch.tensor([sizes[0] - 1]), torch.zeros(1).long())
+        (torch.tensor([0, 1]), torch.zeros(1).long(), torch.tensor([sizes[0] - 1]), torch.zeros(1).long(), None)
     )
     scores = torch.randn(1, 60, device=DEVICE)
     assert torch.equal(ops.mix(scores, confusion, *index), scores)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from support.compare import assert_close
 from support.crowds import NAN, assert_equal, build, to_rows, weighted
 
-from crowdnal.data import Annotations, Vocabulary, as_annotations, concat
+from crowdnal.data import Annotations, Vocabulary, annotations, as_annotations, collate, concat, of_classes
 
 
 @given(weighted())
@@ -29,6 +32,39 @@ def test_item_order_counts_votes(a: Annotations) -> None:
     np.testing.assert_array_equal(a.votes(weighted=False).numpy(), plain)
     assert_close(a.votes().numpy(), total, rtol=1e-6)
     assert len(a) == a.num_items == len(rows) == len(list(a))
+
+
+def assert_planned(a: Annotations) -> None:
+    order = a.order
+    rows = torch.stack([order, a.item[order], a.annotator[order], a.label[order]], 1)
+    assert a.plan is not None and a.plan.dtype == torch.int32 and torch.equal(a.plan.long(), rows)
+
+
+@given(weighted(), st.data())
+@settings(deadline=None)
+def test_the_plan_is_never_that_of_other_annotations(a: Annotations, data: st.DataObject) -> None:
+    """Of whatever is made of annotations that have one."""
+    assert_planned(a)
+    assert a.plan is a.plan and a.to("cpu").plan is a.plan and a.fields.plan is a.plan
+    mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=a.num_annotations, max_size=a.num_annotations)))
+    groups = torch.arange(a.num_annotators).flip(0) // 2
+    made = [a[::-1], a.select(mask.bool()), concat([a, a[:1], a]), pickle.loads(pickle.dumps(a)), copy.deepcopy(a)]
+    made += [collate([a, a]), a.regroup(groups, len(groups)), a.each_alone(), a.each_label(2), a.every_label(2)]
+    made += [of_classes(a, data.draw(st.integers(0, a.num_classes)))]
+    for b in made:
+        assert_planned(b)
+
+
+def test_the_plan_needs_numbers_that_fit() -> None:
+    for sizes in ({"num_annotators": 2**31, "num_classes": 2}, {"num_annotators": 2, "num_classes": 2**31}):
+        assert Annotations([0, 1], [0], [1], **sizes).prepare().plan is None
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_plan_is_prepared_where_there_is_a_gpu(gpu: bool, monkeypatch) -> None:
+    monkeypatch.setattr(annotations, "_has_gpu", lambda: gpu)
+    for a in (build([[(0, 0)], [(1, 1)]], 2, 2).prepare(), collate([build([[(0, 0)]], 2, 2)] * 2)):
+        assert (a.fields.plan is not None) == gpu
 
 
 @given(weighted(), st.data())

@@ -19,7 +19,9 @@ from crowdnal.data import Annotations, CrowdDataset, collate, concat
 
 def test_to_moves_what_is_cached_and_reads_no_value() -> None:
     a = crowd()
-    plain, prepared = a.to("meta"), a.prepare().to("meta")
+    assert a.plan is not None
+    plain, prepared = crowd().to("meta"), a.prepare().to("meta")
+    assert prepared._plan is not None
     assert plain._item is None and prepared._item is not None and prepared._order is not None
     assert {t.device.type for t in vars(prepared).values() if isinstance(t, torch.Tensor)} == {"meta"}
     assert prepared.vocabulary is a.vocabulary and prepared.num_annotators == 5
@@ -41,11 +43,11 @@ def test_moves_to_a_gpu_without_waiting() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         b = a.to("cuda", non_blocking=True)
-        item, order = b.item, b.order
+        item, order, plan = b.item, b.order, b.plan
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert_equal(b.to("cpu"), a)
-    assert torch.equal(item.cpu(), a.item) and torch.equal(order.cpu(), a.order)
+    assert torch.equal(item.cpu(), a.item) and torch.equal(order.cpu(), a.order) and torch.equal(plan.cpu(), a.plan)
     assert_equal(b[[3, 1]].to("cpu"), a[[3, 1]])
     assert_close(b.votes().cpu(), a.votes())
     assert torch.equal(b.votes(), b.votes())
@@ -59,12 +61,13 @@ def test_moves_to_a_gpu_without_waiting() -> None:
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_saved_and_loaded(weights_only: bool) -> None:
     a = crowd().prepare()
+    assert a.plan is not None
     file = io.BytesIO()
     torch.save({"annotations": a}, file)
     file.seek(0)
     b = torch.load(file, weights_only=weights_only)["annotations"]
     assert_equal(a, b)
-    assert b.vocabulary == a.vocabulary and torch.equal(b.order, a.order)
+    assert b.vocabulary == a.vocabulary and torch.equal(b.order, a.order) and torch.equal(b._plan, a.plan)
 
 
 def test_pickles_and_copies() -> None:

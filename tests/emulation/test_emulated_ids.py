@@ -17,6 +17,7 @@ READ = {
     "mix_items": ("annotator",),
     "mix_annotators": ("item", "annotator"),
     "softmax_link": ("item", "annotator", "label"),
+    "softmax_link_step": ("item", "annotator", "label"),
     "mixture_link": ("item", "annotator", "label"),
     "joint_link": ("annotator", "label"),
     "label_log_likelihood": ("annotator", "label"),
@@ -36,5 +37,21 @@ def test_an_id_out_of_range_is_an_assertion(emulated: Emulated, name: str, tenso
             named = OPS[name].arguments(*args)
             ids = getattr(named, tensor).clone()
             ids[problem.annotations.order[place]] = bad
+            without = {} if name == "em_step" else {"plan": None}
             with pytest.raises(RuntimeError, match="assertion failed"):
-                emulated.op(name)(*named._replace(**{tensor: ids}))
+                emulated.op(name)(*named._replace(**{tensor: ids}, **without))
+
+
+@pytest.mark.parametrize("sizes", [(6, 3, 3, 3, 4), (6, 2, 20, 20, 4)], ids=str)
+@pytest.mark.parametrize(("name", "columns"), [("mix_annotators", (0, 1, 2)), ("softmax_link_step", (0, 1, 2, 3))])
+def test_so_is_one_in_a_plan(emulated: Emulated, name: str, columns: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    problem = make_problem(*sizes, seed=5)
+    plan = problem.annotations.plan
+    assert plan is not None
+    for column in columns:
+        for bad, place in ((-1, 0), (10**6, -1)):
+            for args in arguments(problem, name, reference.NONE):
+                wrong = plan.clone()
+                wrong[place, column] = bad
+                with pytest.raises(RuntimeError, match="assertion failed"):
+                    emulated.op(name)(*OPS[name].arguments(*args)._replace(plan=wrong))

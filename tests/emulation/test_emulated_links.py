@@ -74,7 +74,7 @@ def test_a_weight_of_zero_adds_nothing(emulated: Emulated) -> None:
 @pytest.mark.parametrize("labels", [2, 100])  # by masked sums, and by additions where the sums lie
 def test_long_counts_lose_no_accuracy(emulated: Emulated, labels: int) -> None:
     nnz = 9_000
-    index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
+    index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz), None)
     values, label = torch.rand(nnz, 3), torch.zeros(nnz, dtype=torch.long)
     out = emulated.op("label_counts")(values, None, *index, label, 2, labels)
     assert_close(out[0, 0].double(), values.double().sum(0), rtol=1e-6, atol=0)
@@ -93,6 +93,6 @@ def test_runs_of_many_annotators(emulated: Emulated) -> None:
     problem.annotations.annotator.mul_(2).add_(7).clamp_(max=993)
     problem.confusion = torch.randn(1000, 2, 2, dtype=torch.double)
     annotator = problem.annotations.annotator
-    index = (problem.index[0], problem.index[1], annotator, torch.argsort(annotator, stable=True))
+    index = (problem.index[0], problem.index[1], annotator, torch.argsort(annotator, stable=True), None)
     args = (problem.scores, problem.stored, None, *index, problem.annotations.label, reference.SOFTMAX, True)
     check(emulated, "mixture_link", args)

@@ -46,7 +46,7 @@ def by_hand(annotator: list[int], label: list[int], item: list[int], case: Pairs
     who, items = torch.tensor(annotator), torch.tensor(item)
     indptr = torch.searchsorted(items, torch.arange(case.difficulty.shape[0] + 1))
     order = torch.argsort(who, stable=True)
-    return case.difficulty, case.competence, indptr, items, who, order, torch.tensor(label)
+    return case.difficulty, case.competence, indptr, items, who, order, None, torch.tensor(label)
 
 
 def backward(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

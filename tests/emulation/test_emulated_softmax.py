@@ -82,17 +82,17 @@ def test_select(emulated: Emulated) -> None:
         check(emulated, "select", (confusion, torch.tensor(chosen, dtype=torch.long)))
 
 
-def one_annotator(nnz: int) -> tuple[torch.Tensor, ...]:
-    return torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz)
+def one_annotator(nnz: int) -> tuple[Any, ...]:
+    return torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz), None
 
 
 def test_long_segments_lose_no_accuracy(emulated: Emulated) -> None:
     nnz = 20_000  # a third of them in the first slots of an annotator that begins inside a chunk
-    indptr, item, annotator, order = one_annotator(nnz)
+    indptr, item, annotator, order, plan = one_annotator(nnz)
     annotator[:17] = 0
     annotator[17:] = 1
     grad = torch.rand(nnz, 3)
-    out = emulated.op("mix_annotators")(torch.ones(nnz, 1), grad, indptr, item, annotator, order, 3)
+    out = emulated.op("mix_annotators")(torch.ones(nnz, 1), grad, indptr, item, annotator, order, plan, 3)
     assert_close(out[1, 0].double(), grad[17:].double().sum(0), rtol=1e-6, atol=0)
     assert_close(out[0, 0].double(), grad[:17].double().sum(0), rtol=1e-6, atol=0)
     assert not out[2].any()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from crowdnal import functional as F
-from crowdnal.functional._autograd.softmax_link import SoftmaxLink
+from crowdnal.functional._autograd.softmax_link import SoftmaxLink, _is_worth_a_step
 from crowdnal.ops import softmax_link as ops
 
 SIZES = [(40, 6, 5, 5, 3), (9, 30, 10, 10, 2), (64, 2, 7, 20, 40), (12, 3, 33, 34, 5), (0, 3, 2, 2, 1)]
@@ -96,6 +96,16 @@ def test_no_gradients_are_made_where_none_can_be_asked_for() -> None:
         assert not loss_of(p, leaves).requires_grad
     tangent = torch.func.jvp(lambda z: F.crowd_cross_entropy(z, p.confusion, p.annotations), (p.scores,), (p.scores,))
     assert tangent[1].isfinite()
+
+
+def test_a_pass_on_cuda_must_be_worth_scaling() -> None:
+    class There(Tensor):
+        is_cuda = True
+
+    scores = torch.zeros(5, 8).as_subclass(There)
+    for nnz, sizes, worth in ((64, (8, 8, 8), True), (63, (8, 8, 8), False), (999, (1, 33, 8), False)):
+        assert _is_worth_a_step(scores, torch.zeros(sizes), torch.zeros(nnz)) == worth
+        assert _is_worth_a_step(torch.zeros(5, 8), torch.zeros(sizes), torch.zeros(nnz))
 
 
 def test_the_op_refuses_what_it_cannot_do() -> None:

@@ -87,7 +87,7 @@ def test_first_gradients_equal_autograd_of_the_reference(name: str, problem: Pro
 def test_long_segments_lose_no_accuracy() -> None:
     """One annotator, 200,000 annotations in float32, by tables and in one run."""
     nnz = 200_000
-    index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
+    index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz), None)
     values, label = torch.rand(nnz, 3), torch.zeros(nnz, dtype=torch.long)
     for num_labels in (1, 20_000):
         out = ops.label_counts(values, None, *index, label, 1, num_labels)

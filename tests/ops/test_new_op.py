@@ -40,7 +40,7 @@ def annotations(nnz):
 
 
 a = annotations(9)
-index = (a.indptr, a.item, a.annotator, a.order)
+index = (a.indptr, a.item, a.annotator, a.order, None)
 scores, shift = torch.randn(5, 3).double().requires_grad_(), torch.randn(4, 3).double().requires_grad_()
 shifted = lambda z, s: F.annotator_shift(z, s, a)
 wanted = torch.stack([scores[i] + shift[r] for i, r in zip(a.item, a.annotator)])

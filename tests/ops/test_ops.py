@@ -74,7 +74,7 @@ def test_bitwise_equal_over_runs_and_threads(name: str, sizes: tuple[int, ...]) 
 def test_long_segments_lose_no_accuracy() -> None:
     """One annotator, 200,000 annotations in float32: blocks keep the error of a sum near one rounding."""
     nnz = 200_000
-    index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz))
+    index = (torch.arange(nnz + 1), torch.arange(nnz), torch.zeros(nnz, dtype=torch.long), torch.arange(nnz), None)
     grad = torch.rand(nnz, 3)
     out = ops.mix_annotators(torch.ones(nnz, 1), grad, *index, 1)
     assert_close(out[0, 0].double(), grad.double().sum(0), rtol=3e-6, atol=0)

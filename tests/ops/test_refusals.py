@@ -81,6 +81,31 @@ def test_the_order_of_em_step() -> None:
             ops.em_step(*changed("em_step", args, order=lambda _, wrong=wrong: wrong))
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name != "em_step"])
+def test_the_plan_changes_no_bit_and_must_be_that_of_the_annotations(name: str) -> None:
+    args, plan = first(name), PROBLEM.annotations.plan
+    assert plan is not None
+
+    def given(other: Any) -> tuple[Any, ...]:
+        return changed(name, args, plan=lambda _: other)
+
+    assert_same(as_tuple(getattr(ops, name)(*given(None))), as_tuple(getattr(ops, name)(*given(plan))), "output")
+    strided = torch.cat([plan, plan], 1)[:, :4]
+    assert_same(as_tuple(getattr(ops, name)(*given(strided))), as_tuple(getattr(ops, name)(*given(plan))), "output")
+    other = make_problem(6, 3, 4, 4, 4, seed=7).annotations.plan
+    wrong = [other, plan[:-1], plan.flip(0), plan.long(), plan[:, :3], plan.flatten()]
+    for column in range(4 if "label" in OPS[name].arguments._fields else 3):
+        wrong.append(plan.clone())
+        wrong[-1][2, column] += 1
+        wrong.append(plan.clone())
+        wrong[-1][2, column] = -1
+    for each in wrong:
+        with pytest.raises(Refused, match="crowdnal: .*plan"):
+            getattr(ops, name)(*given(each))
+        with pytest.raises(ValueError, match="plan"):
+            OPS[name].refuse(given(each))
+
+
 def test_an_expanded_confusion_of_terabytes() -> None:
     huge = torch.zeros(1, 4, 4, dtype=torch.double).expand(2**40, 4, 4)
     with pytest.raises(RuntimeError, match="confusion cannot be made contiguous"):
@@ -138,7 +163,7 @@ def test_the_fallback_refuses_what_kernels_refuse() -> None:
 def test_nan_scores_stay_nan(name: str) -> None:
     """In the reference they were a posterior of 0, and gradients of 0: a diverged network looked frozen."""
     a = Annotations([0, 1, 2], [0, 0], [0, 1], num_annotators=1, num_classes=2)
-    index, table = (a.indptr, a.item, a.annotator, a.order), torch.zeros(1, 2, 2)
+    index, table = (a.indptr, a.item, a.annotator, a.order, None), torch.zeros(1, 2, 2)
     for bad, posterior in ((torch.nan, [torch.nan, torch.nan]), (-torch.inf, [0.0, 0.0])):
         scores = torch.tensor([[bad, bad], [0.0, 0.0]])
         out = [getattr(where, name)(scores, table, None, *index, a.label, 1, True) for where in (ops, reference)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crowdnal import reference
+from crowdnal.ops import OPS
 from support import op_checks
 from support.compare import assert_same
 from support.emulated import MOST_BLOCKS, Emulated
@@ -22,3 +23,6 @@ def check_bitwise(emulated: Emulated, name: str, args: tuple[Any, ...]) -> None:
     first = op_checks.as_tuple(emulated.op(name, 1, MOST_BLOCKS)(*args))
     for seed, blocks in ((2, 1), (3, 3)):
         assert_same(op_checks.as_tuple(emulated.op(name, seed, blocks)(*args)), first, "output")
+    if "plan" in OPS[name].arguments._fields:
+        without = OPS[name].arguments(*args)._replace(plan=None)
+        assert_same(op_checks.as_tuple(emulated.op(name)(*without)), first, "output without a plan")

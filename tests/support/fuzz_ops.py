@@ -15,7 +15,7 @@ from support.op_arguments import ALL, of_every_kind
 from support.op_checks import as_tuple, to_float
 from support.problems import make_problem
 
-INDEX = ("indptr", "item", "annotator", "order", "label", "annotators")
+INDEX = ("indptr", "item", "annotator", "order", "plan", "label", "annotators")
 NUMBERS = (-1, -5, 3, 7, 2**45, 2**61, 2**62, 2**63 - 1)
 
 
@@ -74,8 +74,13 @@ def _changes(rng: random.Random, argument: str, value: Any) -> dict[str, Any]:
             changes[str(dtype)] = value.to(dtype)
         changes["of the other dtype"] = value.float() if value.dtype == torch.float64 else value.double()
         return changes
-    changes["int32"], changes["float64"] = value.int(), value.double()
-    if value.dim() == 1 and len(value):
+    changes["int16"], changes["float64"] = value.short(), value.double()
+    if argument == "plan":
+        del changes["None"]  # legal
+        if len(value):
+            changes["of other annotations"] = value.roll(1, 0) if len(value) > 1 else value + 1
+        return changes
+    if len(value):
         for number in (-1, -(2**62), 2**62, len(value) + 5):
             changes[f"with {number}"] = value.clone().index_fill_(0, torch.tensor([rng.randrange(len(value))]), number)
         changes["reversed"] = value.flip(0)

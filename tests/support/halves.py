@@ -56,5 +56,5 @@ def check_every_number(op: Callable[..., Tensor], dtype: torch.dtype) -> None:
     """All numbers of 16 bits as the matrices [256, 1, 256] of an item each."""
     table = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).reshape(256, 1, 256)
     each = torch.arange(256)
-    out = op(table, None, torch.arange(257), each, each, each, torch.zeros_like(each))
+    out = op(table, None, torch.arange(257), each, each, each, None, torch.zeros_like(each))
     assert_close(out, table.float().squeeze(1), rtol=0, atol=0, equal_nan=True)

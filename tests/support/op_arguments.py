@@ -109,7 +109,7 @@ def _joint(p: Problem, name: str, kind: int) -> list[Arguments]:
         sizes = p.annotations.num_annotators, p.annotations.num_classes
         return [(p.scores, weight, *rest, *sizes) for weight in (None, p.weight)]
     if name == "em_step":
-        labels, index = p.annotations.num_classes, (p.index[0], *p.index[2:], p.annotations.label)
+        labels, index = p.annotations.num_classes, (p.index[0], *p.index[2:4], p.annotations.label)
         square = p.stored.new_zeros(p.stored.shape[0], labels, labels)
         table, prior = _stored(p, reference.NONE), p.scores.log_softmax(1)
         starts = [(None, square, weight, *index) for weight in (None, p.weight)]

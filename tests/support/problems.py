@@ -26,9 +26,9 @@ class Problem:
         return f"Problem({sizes}, seed={self.seed})"
 
     @property
-    def index(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def index(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         a = self.annotations
-        return a.indptr, a.item, a.annotator, a.order
+        return a.indptr, a.item, a.annotator, a.order, a.plan
 
     @property
     def stored(self) -> Tensor:

@@ -13,8 +13,8 @@ from crowdnal import reference
 from crowdnal.data import Annotations
 from crowdnal.ops import Op, check_memory
 
-Index = tuple[Tensor, Tensor, Tensor, Tensor]
-"""indptr [B + 1], item [nnz], annotator [nnz], order [nnz]: what every op takes."""
+Index = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""indptr [B + 1], item [nnz], annotator [nnz], order [nnz], plan [nnz, 4] or None: what every op takes."""
 
 HALF = (torch.float16, torch.bfloat16)
 """The dtypes that the ops read matrices in beside float32 and float64."""
@@ -142,7 +142,8 @@ def _call(op: Op, *args: Any) -> Any:
 
 def index_of(annotations: Annotations) -> Index:
     """The index tensors of a batch of annotations."""
-    return annotations.indptr, annotations.item, annotations.annotator, annotations.order
+    a = annotations
+    return a.indptr, a.item, a.annotator, a.order, a.fields.plan if a.annotator.is_cuda else None
 
 
 def add(*terms: Tensor | None) -> Any:
@@ -239,8 +240,8 @@ class VmapBatch:
             changed[matrices], offset = every.flatten(0, 1), every.shape[1]
         return self.arguments._replace(**changed, **self._index(offset))
 
-    def _index(self, num_annotators: int) -> dict[str, Tensor]:
-        """The four index tensors, annotators `num_annotators` apart."""
+    def _index(self, num_annotators: int) -> dict[str, Tensor | None]:
+        """The index tensors without a plan, annotators `num_annotators` apart."""
         indptr, item, annotator, order = (self.front(name) for name in ("indptr", "item", "annotator", "order"))
         num_items, nnz = indptr.shape[1] - 1, annotator.shape[1]
         problem = torch.arange(self.size, device=indptr.device).unsqueeze(1)
@@ -249,7 +250,7 @@ class VmapBatch:
             order = torch.argsort(annotator, stable=True)
         ends = (indptr[:, 1:] + problem * nnz).flatten()
         indptr, item = torch.cat([ends.new_zeros(1), ends]), (item + problem * num_items).flatten()
-        return {"indptr": indptr, "item": item, "annotator": annotator, "order": order}
+        return {"indptr": indptr, "item": item, "annotator": annotator, "order": order, "plan": None}
 
     def split(self, tensor: Tensor) -> Tensor:
         """[size x n, ...] as [size, n, ...]."""

@@ -5,12 +5,11 @@ Each other's adjoints, so derivatives of any order stay native. Confusions have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional._autograd._function import Index, OpFunction, VmapBatch, add
 from crowdnal.functional.segments import finite, row_products
 from crowdnal.ops import label_log_likelihood as ops
 
@@ -76,9 +75,7 @@ class LabelCounts(OpFunction):
         return batch.run(batch.fold("values", "weight", "label")), 0
 
 
-def label_log_likelihood(
-    log_confusion: Tensor, weight: Tensor | None, index: Sequence[Tensor], label: Tensor
-) -> Tensor:
+def label_log_likelihood(log_confusion: Tensor, weight: Tensor | None, index: Index, label: Tensor) -> Tensor:
     """`LabelLogLikelihood` on raw index tensors."""
     return ops.label_log_likelihood(log_confusion, weight, *index, label)
 
@@ -86,7 +83,7 @@ def label_log_likelihood(
 def label_counts(
     values: Tensor,
     weight: Tensor | None,
-    index: Sequence[Tensor],
+    index: Index,
     label: Tensor,
     num_annotators: int,
     num_labels: int,

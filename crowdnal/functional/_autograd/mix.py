@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional._autograd._function import Index, OpFunction, VmapBatch, add
 from crowdnal.ops import mix as ops
 
 
@@ -98,16 +97,16 @@ class MixAnnotators(OpFunction):
         return batch.run(batch.fold("scores", "grad")), 0
 
 
-def mix(scores: Tensor, confusion: Tensor, index: Sequence[Tensor]) -> Tensor:
+def mix(scores: Tensor, confusion: Tensor, index: Index) -> Tensor:
     """`Mix` on raw index tensors."""
     return ops.mix(scores, confusion, *index)
 
 
-def mix_items(grad: Tensor, confusion: Tensor, index: Sequence[Tensor]) -> Tensor:
+def mix_items(grad: Tensor, confusion: Tensor, index: Index) -> Tensor:
     """`MixItems` on raw index tensors."""
     return ops.mix_items(grad, confusion, *index)
 
 
-def mix_annotators(scores: Tensor, grad: Tensor, index: Sequence[Tensor], num_annotators: int) -> Tensor:
+def mix_annotators(scores: Tensor, grad: Tensor, index: Index, num_annotators: int) -> Tensor:
     """`MixAnnotators` on raw index tensors."""
     return ops.mix_annotators(scores, grad, *index, num_annotators)

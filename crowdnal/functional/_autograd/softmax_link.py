@@ -183,7 +183,7 @@ class SoftmaxStep(OpFunction):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor | None, grad_nll: Tensor | None, *_: Tensor | None) -> Any:
-        """The gradients times grad_loss, in place and not at all where it is 1."""
+        """The gradients times grad_loss, in place and on the CPU not at all where it is 1."""
         (a, nll), need = SoftmaxStep.kept(ctx), SoftmaxStep.needs(ctx)
         if grad_loss is None and grad_nll is None:
             return ops.softmax_link_step.gradients()
@@ -197,7 +197,8 @@ class SoftmaxStep(OpFunction):
             ready, ctx.gradients = ctx.gradients, None
             if ready is None:
                 _, _, *ready = ops.softmax_link_step(*a)
-            if type(grad_loss) is not Tensor or grad_loss.numpy() != 1:  # on the CPU: nothing waits for a device
+            known = type(grad_loss) is Tensor and not grad_loss.is_cuda  # without waiting for a device
+            if not known or grad_loss.numpy() != 1:
                 ready = [gradient.mul_(grad_loss) for gradient in ready]
         dweight = None
         if need.weight and grad_loss is not None:
@@ -226,12 +227,23 @@ def softmax_loss(
 ) -> Tensor:
     """The loss [] of `SoftmaxLink`, its gradients with it where that is possible and of use."""
     inputs = (scores, confusion, shared, mixing)
-    if torch.compiler.is_compiling() or scores.device.type != "cpu" or not _records_only():
+    if torch.compiler.is_compiling() or not _is_worth_a_step(scores, confusion, rest[2]) or not _records_only():
         return ops.softmax_link(*inputs, weight, *rest)[0]
     needed = [tensor is not None and tensor.requires_grad for tensor in inputs]
     if not any(needed):
         return ops.softmax_link(*inputs, weight, *rest)[0]
     return ops.softmax_link_step(*inputs, weight, *rest, *needed)[0]
+
+
+def _is_worth_a_step(scores: Tensor, confusion: Tensor, annotator: Tensor) -> bool:
+    """Whether gradients made with the loss gain.
+
+    On CUDA a backward pass scales them, by what the host does not know: they must be few beside the probabilities
+    [nnz, K] that the two ops write once and read twice, and of matrices for which there is a pass (`fits_step`).
+    """
+    if scores.is_cuda:
+        return max(confusion.shape[1:]) <= 32 and confusion.numel() <= annotator.shape[0] * confusion.shape[2]
+    return scores.device.type == "cpu"
 
 
 def _records_only() -> bool:

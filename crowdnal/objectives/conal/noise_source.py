@@ -12,7 +12,7 @@ from typing_extensions import override
 from crowdnal._utils.layers import linear, set_input_size
 from crowdnal._utils.options import check_integer
 from crowdnal.data import Annotations
-from crowdnal.functional.segments import index_of, mix_indexed
+from crowdnal.functional.segments import Index, index_of, mix_indexed
 from crowdnal.functional.sparse import compact
 
 
@@ -73,14 +73,14 @@ class NoiseSource(nn.Module):
         annotators, index = self._annotators(annotations, items.dtype)
         return mix_indexed(items, annotators, index).squeeze(1)
 
-    def _annotators(self, annotations: Annotations, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _annotators(self, annotations: Annotations, dtype: torch.dtype) -> tuple[Tensor, Index]:
         """u ``[R, d, 1]`` of all annotators (with sparse gradients, those present), and an index that counts them."""
-        index: tuple[Tensor, ...] = index_of(annotations)
+        index = index_of(annotations)
         if self.features is not None:
             features = self.features
             if self.sparse_grad:
                 features = features[annotations.active_annotators]
-                index = annotations.indptr, annotations.item, annotations.active_index, annotations.order
+                index = annotations.indptr, annotations.item, annotations.active_index, annotations.order, None
             table = (features.to(dtype) @ self.annotators.squeeze(2).to(dtype)).unsqueeze(2)
         elif self.sparse_grad:
             table, index = compact(self.annotators, annotations)

@@ -73,13 +73,29 @@ Runs check_order(const int64_t* order, const int64_t* annotator, int64_t nnz, in
   return runs;
 }
 
+namespace {
+
+// Whether all of a plan is `right` by its position.
+template <class Right>
+void check_planned(const OptionalTensor& plan, int64_t nnz, const Right& right) {
+  const auto* rows = pointer<int32_t>(*plan);
+  for (int64_t p = 0; p < nnz; ++p) {
+    const int32_t* row = rows + 4 * p;
+    STD_TORCH_CHECK(right(p, Planned{row[0], row[1], row[2], row[3]}), "crowdnal: plan[", p,
+                    "] is not what order, item, annotator and label say: it is that of other annotations");
+  }
+}
+
+}  // namespace
+
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                         int64_t num_annotators, bool runs) {
+                         OptionalTensor plan, int64_t num_annotators, bool runs) {
   const int64_t nnz = length(annotator, "annotator"), num_items = count_items(indptr);
   CheckedIndex out{check_long(indptr, "indptr", num_items + 1),
                    check_long(item, "item", nnz),
                    check_long(annotator, "annotator", nnz),
                    check_long(order, "order", nnz),
+                   check_plan(plan, nnz),
                    {},
                    {}};
   out.view = {pointer<int64_t>(out.indptr),
@@ -91,12 +107,24 @@ CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor&
   check_range(out.view.annotator, nnz, "annotator", num_annotators);
   check_items(out.view);
   if (runs) out.runs = check_order(out.view.order, out.view.annotator, nnz, num_annotators);
+  if (out.plan) {
+    check_planned(out.plan, nnz, [&](int64_t p, const Planned& at) {
+      const int64_t n = out.view.order[p];
+      return n == at.annotation && 0 <= n && n < nnz && out.view.item[n] == at.item &&
+             out.view.annotator[n] == at.annotator;
+    });
+  }
   return out;
 }
 
-Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels) {
-  Tensor out = check_long(label, "label", nnz);
-  check_range(pointer<int64_t>(out), nnz, "label", num_labels);
+Tensor check_labels(const Tensor& label, const CheckedIndex& index, int64_t num_labels) {
+  Tensor out = check_long(label, "label", index.view.nnz);
+  const int64_t* labels = pointer<int64_t>(out);
+  check_range(labels, index.view.nnz, "label", num_labels);
+  if (index.plan) {
+    check_planned(index.plan, index.view.nnz,
+                  [&](int64_t, const Planned& at) { return labels[at.annotation] == at.label; });
+  }
   return out;
 }
 

@@ -14,13 +14,15 @@ using Runs = std::vector<int64_t>;
 // The four tensors that every op takes, contiguous and checked; owns what the pointers of `view` point to.
 struct CheckedIndex {
   Tensor indptr, item, annotator, order;
+  OptionalTensor plan;
   Index view;
   Runs runs;
 };
 
-// `runs`: the kernel walks `order`, so it must really sort.
+// `runs`: the kernel walks `order`, so it must really sort. A plan must be right, but no kernel here reads it: it saves
+// less than it takes to see that.
 CheckedIndex check_index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
-                         int64_t num_annotators, bool runs);
+                         OptionalTensor plan, int64_t num_annotators, bool runs);
 
 // `order` [nnz] sorts the annotators stably: where each begins. Both are of nnz numbers, `annotator` in range.
 Runs check_order(const int64_t* order, const int64_t* annotator, int64_t nnz, int64_t num_annotators);
@@ -29,7 +31,7 @@ Runs check_order(const int64_t* order, const int64_t* annotator, int64_t nnz, in
 void check_range(const int64_t* values, int64_t count, const char* name, int64_t bound);
 
 // Labels [nnz] in 0..num_labels-1, contiguous.
-Tensor check_labels(const Tensor& label, int64_t nnz, int64_t num_labels);
+Tensor check_labels(const Tensor& label, const CheckedIndex& index, int64_t num_labels);
 
 // `matrices` [R, ...], contiguous, or if they are in half precision, those that `owner` [count] names in single
 // precision; the others are not initialised, so that no memory need stand behind them.

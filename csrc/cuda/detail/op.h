@@ -33,14 +33,23 @@ class Op : public Device {
   const int64_t* longs(const Tensor& tensor, const char* name, int64_t size) {
     return pointer<int64_t>(keep(check_long(here(tensor, name), name, size)));
   }
-  Index index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order) {
+  Index index(const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
+              const OptionalTensor& plan) {
     const int64_t nnz = length(annotator, "annotator"), num_items = count_items(indptr);
     return {longs(indptr, "indptr", num_items + 1),
             longs(item, "item", nnz),
             longs(annotator, "annotator", nnz),
             longs(order, "order", nnz),
             num_items,
-            nnz};
+            nnz,
+            planned(plan, nnz)};
+  }
+  // Null too where it is not aligned as its elements are read.
+  const Planned* planned(const OptionalTensor& plan, int64_t nnz) {
+    if (!plan) return nullptr;
+    here(*plan, "plan");
+    const Planned* at = pointer<Planned>(keep(*check_plan(plan, nnz)));
+    return reinterpret_cast<uintptr_t>(at) % alignof(Planned) == 0 ? at : nullptr;
   }
 
   // Not initialised, on the device of `like` and of the dtype that it is computed in.

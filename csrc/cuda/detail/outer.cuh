@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kSide* kSide / 16, (kSide == 64 ? 12 : 48) / s
     const int64_t chunk = unit / tiles, c0 = unit % tiles / across * kSide, k0 = unit % tiles % across * kSide;
     const int64_t first = chunk * chunks.size;
     const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
-    int64_t owner = index.annotator[index.order[first]];
+    int64_t owner = owner_at(index, first);
     T* to = continues(index, first) ? slots + chunk * size : out + owner * size;
     T sums[16] = {};
     const auto write = [&] {
@@ -47,11 +47,12 @@ __global__ void __launch_bounds__(kSide* kSide / 16, (kSide == 64 ? 12 : 48) / s
       const int count = last - window < kOuterWindow ? static_cast<int>(last - window) : kOuterWindow;
       __syncthreads();  // the window before is done
       if (static_cast<int>(threadIdx.x) < count) {
-        const int64_t n = index.order[window + threadIdx.x], i = index.item[n], r = index.annotator[n];
-        CROWDNAL_ASSERT(0 <= i && i < index.num_items && 0 <= r && r < shape.num_annotators);
-        who[threadIdx.x] = r;
-        score_row[threadIdx.x] = scores + i * shape.rows + c0;
-        grad_row[threadIdx.x] = grad.find(n, index.num_items);
+        const Ordered at = ordered(index, window + threadIdx.x);
+        CROWDNAL_ASSERT(0 <= at.item && at.item < index.num_items);
+        CROWDNAL_ASSERT(0 <= at.annotator && at.annotator < shape.num_annotators);
+        who[threadIdx.x] = at.annotator;
+        score_row[threadIdx.x] = scores + at.item * shape.rows + c0;
+        grad_row[threadIdx.x] = grad.find(at, index.num_items);
       }
       __syncthreads();
       for (int j = 0; j < count;) {
@@ -95,7 +96,7 @@ void mix_annotators(Context& context, const GradRows<T>& grad, const T* scores, 
                     T* out) {
   const int64_t size = shape.matrix(), side = size <= 2048 ? 32 : 64;
   if (size == 0) return;
-  if (small_outer(context, ItemScores<T>{scores, index.item, index.num_items}, grad, index, shape, out)) return;
+  if (small_outer(context, ItemScores<T>{scores, index.num_items}, grad, index, shape, out)) return;
   const int64_t tiles = ceil_div(shape.rows, side) * ceil_div(shape.cols, side);
   // Short chunks where they hold many annotators, each of whom is work of its own.
   const int64_t least = index.nnz < kLanes * shape.num_annotators ? kOuterGroup / 2 : kLanes;

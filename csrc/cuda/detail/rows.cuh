@@ -21,6 +21,24 @@ constexpr int kAhead = 8;  // loads in flight per thread
 // Terms are summed in blocks of this many before they join a running total.
 constexpr int kTermBlock = 32;
 
+// An annotation in the annotators' order; the label is -1 without a plan.
+struct Ordered {
+  int64_t n, item, annotator;
+  int label;
+};
+__device__ inline Ordered ordered(const Index& index, int64_t p) {
+  if (index.plan) {
+    const Planned at = index.plan[p];
+    CROWDNAL_ASSERT(0 <= at.annotation && at.annotation < index.nnz && at.label >= 0);
+    return {at.annotation, at.item, at.annotator, at.label};
+  }
+  const int64_t n = index.order[p];
+  return {n, index.item[n], index.annotator[n], -1};
+}
+__device__ inline int64_t owner_at(const Index& index, int64_t p) {
+  return index.plan ? index.plan[p].annotator : index.annotator[index.order[p]];
+}
+
 // A row of `GradRows`, found: factor (values - onehot(label)).
 template <class T>
 struct GradRow {
@@ -68,6 +86,11 @@ struct GradRows {
   }
   __device__ GradRow<T> find(int64_t n, int64_t num_items) const {
     return {values + row_of(n, num_items) * cols, factor(n), static_cast<int>(label_of(n))};
+  }
+  __device__ GradRow<T> find(const Ordered& at, int64_t num_items) const {
+    CROWDNAL_ASSERT(!item || (0 <= at.item && at.item < num_items));
+    const int hot = label && at.label >= 0 ? at.label : static_cast<int>(label_of(at.n));
+    return {values + (item ? at.item : at.n) * cols, factor(at.n), hot};
   }
 };
 

@@ -45,9 +45,9 @@ static __global__ void __launch_bounds__(kScan)
     int64_t r = -1;
     if (x < most && by_annotator) {
       const int64_t p = first_position(index, x);
-      if (p < index.nnz && index.annotator[index.order[p]] == x) r = x;
+      if (p < index.nnz && owner_at(index, p) == x) r = x;
     } else if (x < most && !continues(index, x)) {
-      r = index.annotator[index.order[x]];
+      r = owner_at(index, x);
     }
     int64_t total;
     scan_block(r >= 0, sums, &total);

@@ -10,14 +10,13 @@ namespace crowdnal::cuda {
 // left_n = the scores of the annotation's item.
 template <class T>
 struct ItemScores {
-  const T* scores;      // [B, rows]
-  const int64_t* item;  // [nnz]
+  const T* scores;  // [B, rows]
   int64_t num_items;
   using Row = const T*;
   int64_t alignment_bits() const { return cuda::alignment_bits(0, scores); }
-  __device__ Row row(int64_t n, int rows) const {
-    CROWDNAL_ASSERT(0 <= item[n] && item[n] < num_items);
-    return scores + item[n] * rows;
+  __device__ Row row(const Ordered& at, int rows) const {
+    CROWDNAL_ASSERT(0 <= at.item && at.item < num_items);
+    return scores + at.item * rows;
   }
   template <int V>
   __device__ static void load(Row row, int a, T* to) {
@@ -32,9 +31,10 @@ struct OneHot {
   const int64_t* label;  // [nnz]
   using Row = int;
   int64_t alignment_bits() const { return 0; }
-  __device__ Row row(int64_t n, int rows) const {
-    CROWDNAL_ASSERT(0 <= label[n] && label[n] < rows);
-    return static_cast<int>(label[n]);
+  __device__ Row row(const Ordered& at, int rows) const {
+    const int64_t hot = at.label >= 0 ? at.label : label[at.n];
+    CROWDNAL_ASSERT(0 <= hot && hot < rows);
+    return static_cast<int>(hot);
   }
   template <int V>
   __device__ static void load(Row row, int a, T* to) {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, (kDown * kAcross > 4 ? 16 : 32) / si
        chunk += int64_t(gridDim.x) * kWarps) {
     const int64_t first = chunk * chunks.size;
     const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
-    int64_t owner = index.annotator[index.order[first]];
+    int64_t owner = owner_at(index, first);
     T* to = continues(index, first) ? slots + chunk * size : out + owner * size;
     BlockSum<T> sums[kOwn];
     const auto write = [&] {
@@ -112,18 +112,19 @@ __global__ void __launch_bounds__(kThreads, (kDown * kAcross > 4 ? 16 : 32) / si
     for (int64_t p = first; p < last; p += batch) {
       const int count = last - p < batch ? static_cast<int>(last - p) : batch;
       const bool mine = lane < count;
-      const int64_t n = index.order[mine ? p + lane : p + count - 1];
+      const int64_t q = mine ? p + lane : p + count - 1;
+      const Ordered at = ordered(index, q);
       int64_t r = owner;
       unsigned starts = 0;  // of other annotators in the batch; they are sorted: the last tells whether there are any
-      if (__ballot_sync(kAll, lane == count - 1 && index.annotator[n] != owner)) {
-        r = index.annotator[n];
+      if (__ballot_sync(kAll, lane == count - 1 && owner_at(index, q) != owner)) {
+        r = owner_at(index, q);
         const int64_t before = __shfl_up_sync(kAll, r, 1);
         starts = __ballot_sync(kAll, mine && r != (lane == 0 ? owner : before));
       }
       CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
       __syncwarp();  // the batch before is read
       if (mine) {
-        fetched[threadIdx.x] = Of{right.find(n, index.num_items), left.row(n, rows)};
+        fetched[threadIdx.x] = Of{right.find(at, index.num_items), left.row(at, rows)};
       }
       __syncwarp();
       stage<T, V>(staged, z0, count, down, [&](int j, int a, T* got) {

@@ -8,7 +8,7 @@
 #include "cuda/mixture_link.cuh"
 #include "cuda/pair_confusion.cuh"
 #include "cuda/select.cuh"
-#include "cuda/softmax_link.cuh"
+#include "cuda/softmax_step.cuh"
 
 using namespace crowdnal;
 using namespace crowdnal::cuda;
@@ -48,10 +48,15 @@ struct Problem {
         if (annotator[n] == r) order[p++] = n;
       }
     }
-    index = {indptr, item, annotator, order, num_items, nnz};
+    for (int64_t p = 0; p < nnz; ++p) {
+      const int64_t n = order[p];
+      plan.push_back({int32_t(n), int32_t(item[n]), int32_t(annotator[n]), int32_t(label[n])});
+    }
+    index = {indptr, item, annotator, order, num_items, nnz, nnz % 2 ? nullptr : plan.data()};
   }
   int64_t nnz;
   Heap<int64_t> indptr, item, annotator, order, label;
+  std::vector<Planned> plan;
   Index index;
 };
 
@@ -72,6 +77,10 @@ void run(int64_t B, int64_t R, int64_t C, int64_t K, int64_t per_item) {
     const GradRows<T> rows{each, K, p.label, weight, nll, one, T(nnz), T(0)};
     softmax_link_backward<T, E>(context, rows, input, index, shape,
                                 SoftmaxLinkGrads<T>{dscores, dconfusion, dshared, dmixing});
+    for (int bare = 0; bare < 2 && fits_step(shape); ++bare) {  // with every gradient, and without any
+      const SoftmaxLinkGrads<T> all{dscores, dconfusion, dshared, dmixing};
+      softmax_step<T, E>(context, input, weight, index, shape, true, one, nll, bare ? SoftmaxLinkGrads<T>{} : all);
+    }
   }
   const Shape shape{R, K, C};
   const int64_t runs = std::min(nnz, R);
@@ -107,6 +116,8 @@ void run(int64_t B, int64_t R, int64_t C, int64_t K, int64_t per_item) {
 int main() {
   run<T>(5, 3, 1, 1, 1);
   run<T>(20, 3, 8, 8, 5);
+  run<T>(40, 3, 10, 10, 2);
+  run<T>(30, 60, 16, 15, 3);
   run<T>(6, 9, 9, 17, 6);
   run<T>(3, 2, 33, 40, 12);
   run<T>(2, 1, 129, 130, 5);
