@@ -38,6 +38,10 @@ CASES = [
     ((3, 2, 3, 32, 40), 1),
     ((4, 9, 2, 67, 3), 2),
     ((2, 2, 3, 50, 9), 5),
+    # wide rows of items and annotators without annotations
+    ((3, 2, 2, 40, 0), 4),
+    ((0, 2, 2, 40, 1), 4),
+    ((2, 30, 2, 150, 2), 4),
 ]
 
 
@@ -132,8 +136,9 @@ def cuts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program("pairs", tmp_path_factory.mktemp("pairs"), flags=["-O1"])
 
 
-@pytest.mark.parametrize("part", ["together", "chunks"])
+@pytest.mark.parametrize("part", ["together", "chunks", "reads"])
 def test_how_the_work_is_cut_does_not_matter(cuts: Path, part: str) -> None:
+    """Nor how wide a row is: it is read once for its maximum and once for its terms."""
     done = subprocess.run([cuts, part], capture_output=True, text=True)
     assert done.stdout == "right\n"
 
