@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(kThreads, 20 / sizeof(T))
     const int k = static_cast<int>(unit % classes);
     const int64_t top = column * chunks.count / abreast, bottom = (column + 1) * chunks.count / abreast;
     const bool active = unit < units && row < bottom - top;
-    const int64_t chunk = active ? top + row : 0, begin = chunk * chunks.size;
-    const int64_t stop = begin + chunks.size < index.nnz ? begin + chunks.size : index.nnz, end = active ? stop : begin;
+    const int64_t chunk = active ? top + row : 0, begin = chunks.begin(chunk);
+    const int64_t stop = chunks.end(chunk, index.nnz), end = active ? stop : begin;
     for (int first = 0; first < (L::kWide ? tile : 1); first += L::kWidth) {
       const Place<L> place(k, first, tile);
       PairSum<T, L> sum;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 20 / sizeof(T))
       Annotation now = pairs.fetch(order(begin));
       int64_t after = order(begin + 1), owner = now.annotator;
       pairs.check(now);
-      T* to = continues(index, begin) ? slots + chunk * size : out + owner * size;
+      T* to = chunks.in_slot(chunk) ? slots + chunk * size : out + owner * size;
       bool begun = false;
       int in_block = 0;
       for (int64_t p = begin; __ballot_sync(kAll, p < end); ++p) {
@@ -208,7 +208,7 @@ void pair_confusion_backward(Context& context, PairGrad<T, E> grad, T* difficult
     constexpr int64_t kThreadsWanted = 1 << 20, kSlotElements = 1 << 24, kLeast = 8;
     const int64_t most = std::max<int64_t>(1, std::min(kThreadsWanted / (pairs.classes * L::G), kSlotElements / size));
     const int64_t chunk = each > 0 ? each : std::max(kLeast, ceil_div(nnz, most));
-    const Chunks chunks{chunk, ceil_div(nnz, chunk)};
+    const Chunks chunks = cut(context, pairs.index, Chunks{chunk, ceil_div(nnz, chunk)});
     T* slots = context.template scratch<T>(chunks.count * size);
     context.zero(competence_grad, pairs.num_annotators * size);
     const int64_t abreast = std::max<int64_t>(1, std::min(pairs.num_annotators, chunks.count));

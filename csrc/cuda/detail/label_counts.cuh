@@ -22,10 +22,10 @@ __global__ void __launch_bounds__(kThreads) add_labelled_kernel(GradRows<T> rows
   const int64_t size = shape.rows * shape.cols, tiles = (shape.cols + kThreads - 1) / kThreads;
   rows.fix_scale();
   for (int64_t unit = blockIdx.x; unit < chunks.count * tiles; unit += gridDim.x) {
-    const int64_t chunk = unit / tiles, k = unit % tiles * kThreads + threadIdx.x, first = chunk * chunks.size;
+    const int64_t chunk = unit / tiles, k = unit % tiles * kThreads + threadIdx.x;
+    const int64_t first = chunks.begin(chunk), last = chunks.end(chunk, index.nnz);
     if (k >= shape.cols) continue;
-    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
-    bool in_slot = continues(index, first);
+    bool in_slot = chunks.in_slot(chunk);
     for (int64_t y = 0; in_slot && y < shape.rows; ++y) slots[chunk * size + y * shape.cols + k] = T(0);
     for (int64_t p = first; p < last; ++p) {
       const int64_t n = index.order[p], r = index.annotator[n], y = label[n];
@@ -41,7 +41,7 @@ template <class T>
 void add_labelled(Context& context, const GradRows<T>& rows, const int64_t* label, const Index& index,
                   const Shape& shape, T* out) {
   const int64_t size = shape.matrix(), tiles = ceil_div(shape.cols, kThreads);
-  const Chunks chunks = Chunks::of(index.nnz, tiles, size);
+  const Chunks chunks = cut(context, index, Chunks::of(index.nnz, tiles, size));
   T* slots = context.template scratch<T>(chunks.count * size);
   context.zero(out, shape.num_annotators * size);
   launch(context, add_labelled_kernel<T>, chunks.count * tiles, kThreads, 0, rows, label, index, shape, chunks, out,

@@ -96,10 +96,9 @@ __global__ void __launch_bounds__(kThreads, (kDown * kAcross > 4 ? 16 : 32) / si
   right.fix_scale();
   for (int64_t chunk = int64_t(blockIdx.x) * kWarps + warp; chunk < chunks.count;
        chunk += int64_t(gridDim.x) * kWarps) {
-    const int64_t first = chunk * chunks.size;
-    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
+    const int64_t first = chunks.begin(chunk), last = chunks.end(chunk, index.nnz);
     int64_t owner = index.annotator[index.order[first]];
-    T* to = continues(index, first) ? slots + chunk * size : out + owner * size;
+    T* to = chunks.in_slot(chunk) ? slots + chunk * size : out + owner * size;
     BlockSum<T> sums[kOwn];
     const auto write = [&] {
       for (int t = 0; t < kOwn; ++t) {
@@ -166,7 +165,7 @@ bool small_outer(Context& context, const Left& left, const GradRows<T>& right, c
   };
   const int64_t size = shape.matrix();
   if (!fits(4, 2)) return false;
-  const Chunks chunks = Chunks::of(index.nnz, 1, size);
+  const Chunks chunks = cut(context, index, Chunks::of(index.nnz, 1, size));
   T* slots = context.template scratch<T>(chunks.count * size);
   context.zero(out, shape.num_annotators * size);
   const auto start = [&](auto kernel) {
