@@ -64,12 +64,12 @@ def test_where_they_are_cut(chunks: Path, size: int, counts: list[int]) -> None:
         assert not any(slots for *_, slots in found[:-1])
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(3, 5), (17, 40), (50, 47)], ids=str)
+@pytest.mark.parametrize(("rows", "cols"), [(3, 5), (17, 40), (50, 47), (45, 4), (88, 16), (89, 16)], ids=str)
 @pytest.mark.parametrize(
     "counts", [[700], [0, 300, 1, 0, 2, 330, 31], [9] * 60, [40, 0, 33, 70, 1, 200]], ids=["one", "few", "many", "some"]
 )
 def test_sums_over_annotators_of_any_length(emulated: Emulated, counts: list[int], rows: int, cols: int) -> None:
-    """Few slots and many, of matrices in one tile and in several."""
+    """Few slots and many, of matrices in one tile and in several, and that just fit where they are summed or do not."""
     generator = torch.Generator().manual_seed(7)
     annotator = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     nnz = len(annotator)

@@ -26,23 +26,6 @@ struct ItemScores {
   __device__ static T product(T a, T b) { return a * b; }
 };
 
-// left_n = 1 at the annotation's label, 0 elsewhere: nothing is added there, whatever it is.
-template <class T>
-struct OneHot {
-  const int64_t* label;  // [nnz]
-  using Row = int;
-  int64_t alignment_bits() const { return 0; }
-  __device__ Row row(int64_t n, int rows) const {
-    CROWDNAL_ASSERT(0 <= label[n] && label[n] < rows);
-    return static_cast<int>(label[n]);
-  }
-  template <int V>
-  __device__ static void load(Row row, int a, T* to) {
-    for (int v = 0; v < V; ++v) to[v] = T(row == a + v);
-  }
-  __device__ static T product(T a, T b) { return a != T(0) ? b : T(0); }
-};
-
 // What a warp has fetched of an annotation.
 template <class T, class Row>
 struct Fetched {
