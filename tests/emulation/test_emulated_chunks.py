@@ -22,6 +22,11 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program("chunks", tmp_path_factory.mktemp("chunks"))
 
 
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return program("matrices", tmp_path_factory.mktemp("matrices"))
+
+
 def by_the_book(size: int, counts: list[int]) -> list[tuple[int, int, int]]:
     """Cut at annotators' starts where an annotator ends inside a chunk; slots where none does."""
     ends = list(accumulate(counts))
@@ -62,6 +67,20 @@ def test_where_they_are_cut(chunks: Path, size: int, counts: list[int]) -> None:
     assert found == by_the_book(size, counts)
     if counts and max(counts) < size:
         assert not any(slots for *_, slots in found[:-1])
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [[1], [8] * 40, [25] * 11, [0, 16, 3, 0, 17, 1, 40, 0], [100, 1, 1, 1, 1, 1, 300], [1] * 50, [500]],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", [(33, 130), (140, 8)], ids=str)
+def test_large_matrices_are_read_once_for_sixteen_annotations(
+    matrices: Path, sizes: tuple[int, int], counts: list[int]
+) -> None:
+    done = subprocess.run([matrices, *map(str, (*sizes, *counts))], capture_output=True, text=True, check=True)
+    passes = sum(-(-count // 16) for count in counts)
+    assert done.stdout.split() == ["right", str(passes), str(passes)]
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(3, 5), (17, 40), (50, 47), (45, 4), (88, 16), (89, 16)], ids=str)

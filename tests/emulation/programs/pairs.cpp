@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "counted.h"
 #include "cuda/pair_confusion.cuh"
 
 using namespace crowdnal;
@@ -84,13 +85,6 @@ bool chunks_are_right(int64_t latents) {
   }
   return all;
 }
-
-// A float that counts how often it is read.
-struct Counted {
-  inline static int64_t reads = 0;
-  float value;
-  operator float() const { return ++reads, value; }
-};
 
 // Rows of two passes: one reading of each row for its maximum, one for all passes, of an item or of each of its
 // annotations. Groups without work may read a row more.
