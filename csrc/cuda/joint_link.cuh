@@ -17,12 +17,16 @@ struct JointTerm {
   Index index;
   Rows rows;
   int64_t alignment_bits() const { return rows.alignment_bits() | cuda::alignment_bits(0, prior); }
-  template <int V>
-  __device__ void load(int64_t i, int64_t k, T* to) const {
-    T own[V];
-    cuda::load<V>(prior + (shared ? 0 : i * rows.classes) + k, own);
-    sum_terms<V>(rows, weight, index, i, k, to);
-    for (int v = 0; v < V; ++v) to[v] += own[v];
+  // In one walk along the annotations.
+  template <int V, int kPieces>
+  __device__ void load(int64_t i, int64_t k, int64_t step, T* to) const {
+    sum_terms<V, kPieces>(rows, weight, index, i, k, step, to);
+    for (int j = 0; j < kPieces; ++j) {
+      if (k + j * step >= rows.classes) continue;
+      T own[V];
+      cuda::load<V>(prior + (shared ? 0 : i * rows.classes) + k + j * step, own);
+      for (int v = 0; v < V; ++v) to[j * V + v] += own[v];
+    }
   }
 };
 
