@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
                       int64_t classes, T* out) {
   const int64_t size = index.num_items * classes;
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {
-    const int64_t i = e / classes;
+    const int64_t i = Divided(e, classes).quotient;
     const T scale = grad_loss ? (count ? *grad_loss / static_cast<T>(*count > 1 ? *count : 1) : *grad_loss) : T(0);
     const bool annotated = index.indptr[i] < index.indptr[i + 1];
     out[e] = annotated ? -(scale + (grad_nll ? grad_nll[i] : T(0))) * posterior[e] : T(0);

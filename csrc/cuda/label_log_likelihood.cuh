@@ -35,8 +35,9 @@ __global__ void __launch_bounds__(kThreads, 4)
     label_log_likelihood_kernel(Rows rows, const T* weight, Index index, int64_t classes, T* out) {
   const int64_t size = index.num_items * classes;
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {
+    const Divided at(e, classes);
     T sum;
-    sum_terms<1, 1>(rows, weight, index, e / classes, e % classes, 0, &sum);
+    sum_terms<1, 1>(rows, weight, index, at.quotient, at.rest, 0, &sum);
     out[e] = sum;
   }
 }

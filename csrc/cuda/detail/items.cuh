@@ -12,7 +12,8 @@ __global__ void __launch_bounds__(kThreads) sum_items_kernel(GradRows<T> grad, I
   const int64_t size = index.num_items * grad.cols;
   grad.fix_scale();
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {
-    const int64_t i = e / grad.cols, d = e % grad.cols, last = index.indptr[i + 1];
+    const Divided at(e, grad.cols);
+    const int64_t i = at.quotient, d = at.rest, last = index.indptr[i + 1];
     CROWDNAL_ASSERT(0 <= index.indptr[i] && index.indptr[i] <= last && last <= index.nnz);
     BlockSum<T> sum;
     for (int64_t n = index.indptr[i]; n < last;) {

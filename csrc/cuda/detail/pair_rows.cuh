@@ -59,6 +59,7 @@ void for_pair_tier(const Pairs<T, E>& pairs, const Body& body) {
   const int tile = pairs.tile();
   if constexpr (sizeof(T) == sizeof(float)) {
     if (alignment_bits(pairs.latents, pairs.difficulty, pairs.competence) % 4 == 0) {
+      if (tile <= 32) return body(PairTier<4, 2, 4, false>{});
       if (tile <= 48) return body(PairTier<4, 3, 4, false>{});
       if (tile <= 96) return body(PairTier<8, 3, 4, false>{});
       return body(PairTier<32, 2, 4, true>{});

@@ -202,6 +202,19 @@ __device__ T block_softmax(T* row, int64_t cols, T highest) {
   return shift + std::log(sum);
 }
 
+// quotient n + rest = e, of what is not negative. In 32 bits where they are enough: in 64 it takes some 70 instructions.
+struct Divided {
+  int64_t quotient, rest;
+  __device__ Divided(int64_t e, int64_t n) {
+    if ((e | n) >> 32 == 0) {
+      quotient = static_cast<uint32_t>(e) / static_cast<uint32_t>(n);
+    } else {
+      quotient = e / n;
+    }
+    rest = e - quotient * n;
+  }
+};
+
 // Blocks for `count` groups of G threads.
 template <int G>
 int64_t group_blocks(int64_t count) {
