@@ -34,15 +34,21 @@ constexpr const char* kOutOfMemory = "CUDA out of memory. crowdnal: ";
   throw std::runtime_error(kOutOfMemory + ("tried to allocate a tensor of shape [" + shape + "]"));
 }
 
-// Without the dispatcher where there is nothing to do.
-inline Tensor packed(const Tensor& tensor, const char* name) {
-  if (tensor.is_contiguous()) return tensor;
+// What `copy` makes of a tensor, or torch's reason against it.
+template <class Copy>
+Tensor copied(const Tensor& tensor, const char* name, const Copy& copy) {
   try {
-    return torch::stable::contiguous(tensor);
+    return copy(tensor);
   } catch (const std::exception& error) {  // an expanded tensor of terabytes
     STD_TORCH_CHECK(false, tensor.is_cuda() ? kOutOfMemory : "crowdnal: ", name,
                     " cannot be made contiguous: ", error.what());
   }
+}
+
+// Without the dispatcher where there is nothing to do.
+inline Tensor packed(const Tensor& tensor, const char* name) {
+  if (tensor.is_contiguous()) return tensor;
+  return copied(tensor, name, [](const Tensor& t) { return torch::stable::contiguous(t); });
 }
 
 // The length of a tensor of one dimension.

@@ -18,11 +18,17 @@ enum class Normalization : int64_t { kNone = 0, kSoftmax = 1, kSoftplus = 2 };
 // Below this, softplus(x) = exp(x) (1 - exp(x) / 2 + ...): its logarithm is finite where softplus underflows.
 constexpr double kSoftplusTail = -20.0;
 
+// log(1 + exp(x)); 0 where it underflows.
+template <class T>
+CROWDNAL_HD inline T softplus(T x) {
+  return x > T(20) ? x + std::exp(-x) : std::log1p(std::exp(x));
+}
+
 // log(softplus(x)), finite for every finite x.
 template <class T>
 CROWDNAL_HD inline T log_softplus(T x) {
   if (x < T(kSoftplusTail)) return x - T(0.5) * std::exp(x);
-  return std::log(x > T(20) ? x + std::exp(-x) : std::log1p(std::exp(x)));
+  return std::log(softplus(x));
 }
 
 // log(sigmoid(x)), the logarithm of d softplus(x) / dx.
@@ -35,8 +41,7 @@ CROWDNAL_HD inline T log_sigmoid(T x) {
 template <class T>
 CROWDNAL_HD inline T log_softplus_grad(T x) {
   if (x < T(kSoftplusTail)) return T(1) - T(0.5) * std::exp(x);
-  const T softplus = x > T(20) ? x + std::exp(-x) : std::log1p(std::exp(x));
-  return T(1) / ((T(1) + std::exp(-x)) * softplus);
+  return T(1) / ((T(1) + std::exp(-x)) * softplus(x));
 }
 
 }  // namespace crowdnal

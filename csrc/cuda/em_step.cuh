@@ -24,12 +24,13 @@ __global__ void __launch_bounds__(kThreads)
     shares_kernel(const T* weight, const int64_t* label, Index index, int64_t classes, T* posterior) {
   const int64_t size = index.num_items * classes;
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {
-    const int64_t i = e / classes;
+    const Divided at(e, classes);
+    const int64_t i = at.quotient;
     T votes = T(0), total = T(0);
     for (int64_t n = index.indptr[i]; n < index.indptr[i + 1]; ++n) {
       CROWDNAL_ASSERT(0 <= label[n] && label[n] < classes);
       const T w = weight ? weight[n] : T(1);
-      votes += label[n] == e % classes ? w : T(0);
+      votes += label[n] == at.rest ? w : T(0);
       total += w;
     }
     posterior[e] = total > T(0) ? votes / total : T(1) / static_cast<T>(classes);

@@ -17,12 +17,16 @@ struct JointTerm {
   Index index;
   Rows rows;
   int64_t alignment_bits() const { return rows.alignment_bits() | cuda::alignment_bits(0, prior); }
-  template <int V>
-  __device__ void load(int64_t i, int64_t k, T* to) const {
-    T own[V];
-    cuda::load<V>(prior + (shared ? 0 : i * rows.classes) + k, own);
-    sum_terms<V>(rows, weight, index, i, k, to);
-    for (int v = 0; v < V; ++v) to[v] += own[v];
+  // In one walk along the annotations.
+  template <int V, int kPieces>
+  __device__ void load(int64_t i, int64_t k, int64_t step, T* to) const {
+    sum_terms<V, kPieces>(rows, weight, index, i, k, step, to);
+    for (int j = 0; j < kPieces; ++j) {
+      if (k + j * step >= rows.classes) continue;
+      T own[V];
+      cuda::load<V>(prior + (shared ? 0 : i * rows.classes) + k + j * step, own);
+      for (int v = 0; v < V; ++v) to[j * V + v] += own[v];
+    }
   }
 };
 
@@ -54,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
                       int64_t classes, T* out) {
   const int64_t size = index.num_items * classes;
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {
-    const int64_t i = e / classes;
+    const int64_t i = Divided(e, classes).quotient;
     const T scale = grad_loss ? (count ? *grad_loss / static_cast<T>(*count > 1 ? *count : 1) : *grad_loss) : T(0);
     const bool annotated = index.indptr[i] < index.indptr[i + 1];
     out[e] = annotated ? -(scale + (grad_nll ? grad_nll[i] : T(0))) * posterior[e] : T(0);

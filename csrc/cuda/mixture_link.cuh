@@ -16,14 +16,17 @@ struct MixtureTerm {
   int64_t num_items;
   Rows rows;
   int64_t alignment_bits() const { return rows.alignment_bits() | cuda::alignment_bits(0, log_probs); }
-  template <int V>
-  __device__ void load(int64_t n, int64_t k, T* to) const {
+  template <int V, int kPieces>
+  __device__ void load(int64_t n, int64_t k, int64_t step, T* to) const {
     const int64_t i = item[n];
     CROWDNAL_ASSERT(0 <= i && i < num_items);
-    T prior[V];
-    cuda::load<V>(log_probs + i * rows.classes + k, prior);
-    rows.template load<V>(n, k, to);
-    for (int v = 0; v < V; ++v) to[v] += prior[v];
+    for (int j = 0; j < kPieces; ++j) {
+      if (k + j * step >= rows.classes) continue;
+      T prior[V];
+      cuda::load<V>(log_probs + i * rows.classes + k + j * step, prior);
+      rows.template load<V>(n, k + j * step, to + j * V);
+      for (int v = 0; v < V; ++v) to[j * V + v] += prior[v];
+    }
   }
 };
 

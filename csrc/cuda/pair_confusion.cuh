@@ -32,7 +32,9 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T))
         pairs.check(now);
         load_row(pairs.tile_of(now.annotator), place, c);
         const Annotation next = pairs.fetch(begin + (t + 1 < count ? t + 1 : 0));
-        if (__ballot_sync(kAll, now.item != held)) exp_row(pairs.difficulty + now.item * size, place, e);
+        if (__ballot_sync(kAll, now.item != held)) {
+          exp_row(pairs.difficulty + now.item * size, place, pairs.template highest_of<L>(now.item, k), e);
+        }
         const int own = pairs.observed(now);
         const bool resumes = first > 0 && t < count && lane == 0;
         T sum = resumes ? norms[t * classes] : T(0), observed = resumes ? qs[t * classes] : T(0);
@@ -88,6 +90,7 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T)) pair_items_kernel(Pa
     const int k = static_cast<int>(row % classes);
     const int64_t begin = row < rows ? pairs.index.indptr[i] : 0, end = row < rows ? pairs.index.indptr[i + 1] : 0;
     CROWDNAL_ASSERT(0 <= begin && begin <= end && end <= pairs.index.nnz);
+    const T along = begin < end ? pairs.template highest_of<L>(i, k) : T(0);
     for (int first = 0; first < (L::kWide ? tile : 1); first += L::kWidth) {
       const Place<L> place(k, first, tile);
       PairSum<T, L> sum;
@@ -106,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 24 / sizeof(T)) pair_items_kernel(Pa
           sum.add(by, [&](int t) { return c[t]; }, place, pairs.observed(now), latents);
         }
         T e[L::kOwn];
-        exp_row(pairs.difficulty + i * size, place, e);
+        exp_row(pairs.difficulty + i * size, place, along, e);
         for (int t = 0; t < L::kOwn; ++t) e[t] = begin < end ? e[t] : T(0);
         if (row < rows && (block == begin || block < end)) {
           sum.close(grad, e, block, next, [](int64_t n) { return n; }, k, place, block > begin, out + i * size);
@@ -133,8 +136,8 @@ __global__ void __launch_bounds__(kThreads, 20 / sizeof(T))
     const int k = static_cast<int>(unit % classes);
     const int64_t top = column * chunks.count / abreast, bottom = (column + 1) * chunks.count / abreast;
     const bool active = unit < units && row < bottom - top;
-    const int64_t chunk = active ? top + row : 0, begin = chunk * chunks.size;
-    const int64_t stop = begin + chunks.size < index.nnz ? begin + chunks.size : index.nnz, end = active ? stop : begin;
+    const int64_t chunk = active ? top + row : 0, begin = chunks.begin(chunk);
+    const int64_t stop = chunks.end(chunk, index.nnz), end = active ? stop : begin;
     for (int first = 0; first < (L::kWide ? tile : 1); first += L::kWidth) {
       const Place<L> place(k, first, tile);
       PairSum<T, L> sum;
@@ -144,18 +147,19 @@ __global__ void __launch_bounds__(kThreads, 20 / sizeof(T))
       Annotation now = pairs.fetch(order(begin));
       int64_t after = order(begin + 1), owner = now.annotator;
       pairs.check(now);
-      T* to = continues(index, begin) ? slots + chunk * size : out + owner * size;
+      T* to = chunks.in_slot(chunk) ? slots + chunk * size : out + owner * size;
       bool begun = false;
       int in_block = 0;
       for (int64_t p = begin; __ballot_sync(kAll, p < end); ++p) {
         pairs.check(now);
         const E* matrix = pairs.difficulty + now.item * size;
         load_row(matrix, place, d);
+        const T along = pairs.template highest_of<L>(now.item, k);
         const Coefficients<T> by(grad, now.n * classes + k);
         const int own = pairs.observed(now);
         now = pairs.fetch(after);  // the next: its load is in flight while this one is worked on
         after = order(p + 2);
-        const T shift = highest(matrix, place, d);
+        const T shift = L::kWide ? along : highest<L>(d);
         if (p >= end) continue;
         sum.add(by, [&](int t) { return std::exp(d[t] - shift); }, place, own, latents);
         const bool more = p + 1 < end && now.annotator == owner;
@@ -204,7 +208,7 @@ void pair_confusion_backward(Context& context, PairGrad<T, E> grad, T* difficult
     constexpr int64_t kThreadsWanted = 1 << 20, kSlotElements = 1 << 24, kLeast = 8;
     const int64_t most = std::max<int64_t>(1, std::min(kThreadsWanted / (pairs.classes * L::G), kSlotElements / size));
     const int64_t chunk = each > 0 ? each : std::max(kLeast, ceil_div(nnz, most));
-    const Chunks chunks{chunk, ceil_div(nnz, chunk)};
+    const Chunks chunks = cut(context, pairs.index, Chunks{chunk, ceil_div(nnz, chunk)});
     T* slots = context.template scratch<T>(chunks.count * size);
     context.zero(competence_grad, pairs.num_annotators * size);
     const int64_t abreast = std::max<int64_t>(1, std::min(pairs.num_annotators, chunks.count));

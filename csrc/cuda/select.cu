@@ -14,7 +14,7 @@ Tensor select_op(const Tensor& confusion, const Tensor& annotators) {
   Tensor out = op.empty_stored({count, shape.rows, shape.cols});
   dispatch_stored(confusion, [&](auto zero) {
     using E = decltype(zero);
-    select(op, op.matrices<E>(confusion), chosen, count, shape, output<E>(out));
+    select(op, op.matrices<E>(confusion, false), chosen, count, shape, output<E>(out));
   });
   return out;
 }

@@ -86,11 +86,10 @@ __global__ void __launch_bounds__(kStepWarps<T, M>* kLanes, kStepBlocks<T, M>)
   const int mine = (own + lane) * kStride;
   for (int64_t chunk = int64_t(blockIdx.x) * kWarps + warp; chunk < chunks.count;
        chunk += int64_t(gridDim.x) * kWarps) {
-    const int64_t first = chunk * chunks.size;
-    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
+    const int64_t first = chunks.begin(chunk), last = chunks.end(chunk, index.nnz);
     int64_t owner = owner_at(index, first);
     T* to = nullptr;
-    if (out.confusion) to = continues(index, first) ? slots + chunk * size : out.confusion + owner * size;
+    if (out.confusion) to = chunks.in_slot(chunk) ? slots + chunk * size : out.confusion + owner * size;
     bool loaded = false;
     BlockSum<T> sums[kDown * kAcross];
     const auto write = [&] {
@@ -103,7 +102,7 @@ __global__ void __launch_bounds__(kStepWarps<T, M>* kLanes, kStepBlocks<T, M>)
     for (int64_t p = first; p < last; p += kLanes) {
       const int count = last - p < kLanes ? static_cast<int>(last - p) : kLanes;
       const Ordered at = ordered(index, lane < count ? p + lane : last - 1);
-      const int y = at.label >= 0 ? at.label : static_cast<int>(then.label[at.n]);
+      const int y = at.label_in(then.label);
       CROWDNAL_ASSERT(0 <= at.item && at.item < index.num_items && 0 <= y && y < cols);
       CROWDNAL_ASSERT(0 <= at.annotator && at.annotator < shape.num_annotators);
       const int64_t before = __shfl_up_sync(kAll, at.annotator, 1);
@@ -262,7 +261,8 @@ void softmax_step(Context& context, const MixInput<T, E>& input, const T* weight
   const int64_t size = shape.matrix(), most = std::max(shape.rows, shape.cols);
   const int64_t count = mean ? std::max<int64_t>(1, index.nnz) : 1;
   // Short chunks where they hold many annotators, each of whom is work of its own.
-  const Chunks chunks = Chunks::of(index.nnz, 1, size, index.nnz < kLanes * shape.num_annotators ? 8 : kLanes);
+  const int64_t least = index.nnz < kLanes * shape.num_annotators ? 8 : kLanes;
+  const Chunks chunks = cut(context, index, Chunks::of(index.nnz, 1, size, least));
   StepOut<T> out{
       nll,  nullptr, nullptr, grads.mixing, grads.confusion, whole_sectors<T>(shape.rows), whole_sectors<T>(shape.cols),
       false};

@@ -77,7 +77,8 @@ def test_bitwise_equal_over_runs_streams_and_layouts(name: str, sizes: tuple[int
                 others = [as_tuple(op(*dtyped)) for _ in range(3)]
             torch.cuda.current_stream().wait_stream(stream)
             strided = tuple(spread(a) for a in dtyped)
-            for other in [*others, as_tuple(op(*strided))]:
+            shifted = tuple(op_checks.at_odd_address(a) for a in dtyped)
+            for other in [*others, as_tuple(op(*strided)), as_tuple(op(*shifted))]:
                 assert_same(other, first, "output")
 
 

@@ -73,6 +73,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, emulator::Site site 
   return out;
 }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+inline int __clz(unsigned bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // The launch seam of csrc/cuda/detail/launch.h

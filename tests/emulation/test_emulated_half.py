@@ -69,14 +69,16 @@ def test_select_keeps_the_dtype(emulated: Emulated, dtype: torch.dtype) -> None:
 
 @dtypes
 def test_matrices_at_odd_addresses(emulated: Emulated, dtype: torch.dtype) -> None:
-    """No access is wider than what the address allows."""
+    """The same bits, and no access wider than what the address allows."""
     problem = make_problem(9, 3, 8, 8, 6, seed=5)
     scores, confusion, *index = halved("mix", op_arguments.arguments(problem, "mix")[0], dtype)
     for shift in (1, 2, 3):
         memory = confusion.new_zeros(confusion.numel() + 4)
         moved = memory[shift : shift + confusion.numel()].view(confusion.shape).copy_(confusion)
         assert moved.is_contiguous() and moved.data_ptr() % 8 == 2 * shift
-        check_half(emulated.op("mix"), "mix", (scores, moved, *index), dtype, exact=False)
+        args = (scores, moved, *index)
+        check_half(emulated.op("mix"), "mix", args, dtype, exact=False)
+        assert_same(emulated.op("mix")(*args), emulated.op("mix")(scores, confusion, *index))
 
 
 def test_all_else_must_be_single(emulated: Emulated) -> None:

@@ -61,6 +61,25 @@ def test_stored_values_far_below_zero(emulated: Emulated, kind: int, per_item: i
         op_checks.check_far_below_zero(emulated.op(name), name, kind, far_below_zero(20, per_item, items=6))
 
 
+@pytest.mark.parametrize("shift", [-200.0, -40.0, 40.0, 200.0])
+@pytest.mark.parametrize("kind", NORMALIZATIONS[1:])
+@pytest.mark.parametrize("per_item", [2, 12])  # what is read is the stored matrix, or the normalised one
+def test_a_column_of_extreme_numbers_leaves_the_others_as_they_are(
+    emulated: Emulated, kind: int, shift: float, per_item: int
+) -> None:
+    """Sums are of the numbers themselves; only a column where these are too large or too small goes by logarithms."""
+    problem = make_problem(6, 3, 5, 20, per_item, seed=4)
+    problem.confusion = problem.confusion.float().double()
+    usual = [op_checks.to_float(args) for args in arguments(problem, "mixture_link", kind)]
+    wanted = [emulated.op("mixture_link")(*args) for args in usual]
+    problem.confusion[1, 2] += shift
+    for args, (_, _, _, norm) in zip(arguments(problem, "mixture_link", kind), wanted, strict=True):
+        check(emulated, "mixture_link", args)
+        found = emulated.op("mixture_link")(*op_checks.to_float(args))[3]
+        moved = found != norm
+        assert moved[:, 2].any() and not moved[:, [0, 1, 3, 4]].any()
+
+
 def test_a_weight_of_zero_adds_nothing(emulated: Emulated) -> None:
     problem = make_problem(6, 3, 4, 5, 4, seed=6)
     table = problem.stored.log_softmax(1)

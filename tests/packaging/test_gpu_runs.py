@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,29 @@ def test_the_reference_in_place_of_the_kernels_is_told(monkeypatch: pytest.Monke
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         monkeypatch.setattr(crowdnal, "backend", lambda backend=backend: {"cuda": backend})
         assert (not_of_the_kernels() is not None) == told
+
+
+def first_parts(*parts: str, **more: str) -> subprocess.CompletedProcess[str]:
+    folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = {**os.environ, "PATH": os.pathsep.join(folders), **more}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = ["bash", TESTS / "gpu.sh", *parts]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="the script wants a native library")
+def test_what_to_run_first_goes_through_without_a_gpu(tmp_path: Path) -> None:
+    done = first_parts("backend", "right", "smoke", "memcheck", DEVICE="cpu", OUT=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("=== ")]
+    assert told == ["backend", "right", "smoke", "memcheck"]
+    assert not json.loads((tmp_path / "gpu-smoke.json").read_text())["unfinished"]
+
+
+def test_the_first_part_that_fails_is_named() -> None:
+    done = first_parts("nothing", "smoke")
+    assert done.returncode == 2 and "--- nothing failed (2)" in done.stdout and "smoke" not in done.stdout
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ __global__ void __launch_bounds__(kThreads) sum_items_kernel(GradRows<T> grad, I
   const int64_t size = index.num_items * grad.cols;
   grad.fix_scale();
   for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < size; e += int64_t(gridDim.x) * kThreads) {
-    const int64_t i = e / grad.cols, d = e % grad.cols, last = index.indptr[i + 1];
+    const Divided at(e, grad.cols);
+    const int64_t i = at.quotient, d = at.rest, last = index.indptr[i + 1];
     CROWDNAL_ASSERT(0 <= index.indptr[i] && index.indptr[i] <= last && last <= index.nnz);
     BlockSum<T> sum;
     for (int64_t n = index.indptr[i]; n < last;) {
@@ -31,21 +32,24 @@ void sum_items(Context& context, const GradRows<T>& grad, const Index& index, T*
 
 // out[i, c] = sum_{n of i} sum_k confusion[annotator_n, c, k] grad[n, k]; a part of a warp per item, its lanes over the
 // columns: they read the rows of a matrix as these lie, and add up what they have once per item. What an annotation is
-// asked for but its row, each thread of the block fetches for one of kThreads annotations.
+// asked for but its row, its warp fetches for kAcross annotations per lane.
 template <class T, class E, class L>
 __global__ void __launch_bounds__(kThreads, L::kPer == 2 ? 4 : 5)
     mix_items_kernel(GradRows<T> grad, const E* confusion, Index index, Shape shape, T* out) {
-  constexpr int kGroups = kThreads / L::G, V = L::V;
+  constexpr int kWarps = kThreads / kLanes, kGroups = kLanes / L::G, V = L::V;
+  constexpr int kAcross = 4, kWindow = kAcross * kLanes;  // so that all items of a warp find theirs in one window
   constexpr int kRows = L::kWidth <= 8 || L::kPer > 2 || sizeof(T) > 4 ? 8 : 16;  // sums of a lane
   constexpr int kPiece = V == 4 ? 2 : 4;                                          // rows whose loads are in flight
   constexpr int kClose = L::kOwn < kTermBlock ? kTermBlock / L::kOwn : 1;         // annotations a block of terms
-  CROWDNAL_SHARED(int64_t, who, kThreads);
-  CROWDNAL_SHARED(int, label, kThreads);
-  CROWDNAL_SHARED(T, factor, kThreads);
+  CROWDNAL_SHARED(int64_t, who, kWarps* kWindow);
+  CROWDNAL_SHARED(int, label, kWarps* kWindow);
+  CROWDNAL_SHARED(T, factor, kWarps * kWindow);
+  const int warp = threadIdx.x / kLanes, own = warp * kWindow, in_warp = threadIdx.x % kLanes;
   const int lane = threadIdx.x % L::G, rows = static_cast<int>(shape.rows), cols = static_cast<int>(shape.cols);
   grad.fix_scale();
-  for (int64_t base = int64_t(blockIdx.x) * kGroups; base < index.num_items; base += int64_t(gridDim.x) * kGroups) {
-    const int64_t i = base + threadIdx.x / L::G;
+  for (int64_t base = (int64_t(blockIdx.x) * kWarps + warp) * kGroups; base < index.num_items;
+       base += int64_t(gridDim.x) * kWarps * kGroups) {
+    const int64_t i = base + in_warp / L::G;
     const bool active = i < index.num_items;
     const int64_t begin = active ? index.indptr[i] : 0, end = active ? index.indptr[i + 1] : 0;
     CROWDNAL_ASSERT(0 <= begin && begin <= end && end <= index.nnz);
@@ -53,24 +57,35 @@ __global__ void __launch_bounds__(kThreads, L::kPer == 2 ? 4 : 5)
     for (int first = 0; first < rows; first += kRows) {
       const int most = rows - first;
       T total[kRows] = {};
-      for (int64_t b = index.indptr[base]; b < last; b += kThreads) {
-        __syncthreads();  // those before are read
-        if (const int64_t n = b + threadIdx.x; n < last) {
-          const int64_t r = index.annotator[n];
-          CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators);
-          who[threadIdx.x] = r;
-          label[threadIdx.x] = static_cast<int>(grad.label_of(n));
-          factor[threadIdx.x] = grad.factor(n);
+      for (int64_t b = index.indptr[base]; b < last; b += kWindow) {
+        int64_t r[kAcross] = {};
+        int y[kAcross] = {};
+        T u[kAcross] = {};
+        CROWDNAL_UNROLL
+        for (int t = 0; t < kAcross; ++t) {
+          const int64_t n = b + t * kLanes + in_warp;
+          if (n >= last) continue;
+          r[t] = index.annotator[n];
+          y[t] = static_cast<int>(grad.label_of(n));
+          u[t] = grad.factor(n);
         }
-        __syncthreads();
-        int m = begin > b ? static_cast<int>(begin - b < kThreads ? begin - b : kThreads) : 0;
-        const int stop = end < b + kThreads ? static_cast<int>(end > b ? end - b : 0) : kThreads;
+        __syncwarp();  // those before are read
+        CROWDNAL_UNROLL
+        for (int t = 0; t < kAcross; ++t) {
+          CROWDNAL_ASSERT(0 <= r[t] && r[t] < shape.num_annotators);
+          who[own + t * kLanes + in_warp] = r[t];
+          label[own + t * kLanes + in_warp] = y[t];
+          factor[own + t * kLanes + in_warp] = u[t];
+        }
+        __syncwarp();
+        int m = begin > b ? static_cast<int>(begin - b < kWindow ? begin - b : kWindow) : 0;
+        const int stop = end < b + kWindow ? static_cast<int>(end > b ? end - b : 0) : kWindow;
         while (m < stop) {
           T part[kRows] = {};
           for (const int close = m + kClose < stop ? m + kClose : stop; m < close; ++m) {
-            const T u = factor[m];
-            const int y = label[m];
-            const E* matrix = confusion + (who[m] * rows + first) * cols;
+            const T u = factor[own + m];
+            const int y = label[own + m];
+            const E* matrix = confusion + (who[own + m] * rows + first) * cols;
             for (int j = 0; j < L::kPer; ++j) {
               const int k = L::column(j);
               if (k >= cols) continue;

@@ -2,8 +2,9 @@
 // confusions that are normalised.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/detail/normalization.cuh"
-#include "cuda/detail/small_outer.cuh"
 
 namespace crowdnal::cuda {
 
@@ -15,6 +16,112 @@ GradRows<T> item_rows(const T* values, int64_t cols, const int64_t* item, const 
   return rows;
 }
 
+constexpr int64_t kCountBytes = (48 << 10) - kThreads * 32;  // of shared memory that a block may have for its sums
+
+// A warp per chunk. Groups of G lanes take the annotations by turns and add their rows, a lane per column, where the
+// labels say, each group in a matrix of its own in shared memory: [warps, kLanes / G, rows, cols].
+template <class T, int G>
+__global__ void __launch_bounds__(kThreads, 8)
+    count_kernel(GradRows<T> rows, const int64_t* label, Index index, Shape shape, Chunks chunks, T* out, T* slots) {
+  constexpr int kWarps = kThreads / kLanes, kGroups = kLanes / G, kAtOnce = 4;
+  CROWDNAL_DYNAMIC_SHARED(double, sums);
+  CROWDNAL_SHARED(GradRow<T>, found, kThreads);
+  CROWDNAL_SHARED(int, labels, kThreads);
+  const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes, own = warp * kLanes, group = lane / G;
+  const int cols = static_cast<int>(shape.cols), size = static_cast<int>(shape.rows) * cols;
+  const int at = warp * kGroups * size;
+  rows.fix_scale();
+  for (int e = lane; e < kGroups * size; e += kLanes) sums[at + e] = 0;
+  for (int64_t chunk = int64_t(blockIdx.x) * kWarps + warp; chunk < chunks.count;
+       chunk += int64_t(gridDim.x) * kWarps) {
+    const int64_t first = chunks.begin(chunk), last = chunks.end(chunk, index.nnz);
+    int64_t owner = owner_at(index, first);
+    T* to = chunks.in_slot(chunk) ? slots + chunk * size : out + owner * size;
+    const auto write = [&] {
+      __syncwarp();  // all groups have added
+      for (int e = lane; e < size; e += kLanes) {
+        double sum = 0;
+        for (int g = 0; g < kGroups; ++g) {
+          sum += sums[at + g * size + e];
+          sums[at + g * size + e] = 0;
+        }
+        to[e] = static_cast<T>(sum);
+      }
+    };
+    for (int64_t p = first; p < last; p += kLanes) {
+      const int count = last - p < kLanes ? static_cast<int>(last - p) : kLanes;
+      const bool mine = lane < count;
+      const Ordered found_at = ordered(index, mine ? p + lane : last - 1);
+      const int64_t r = found_at.annotator, y = found_at.label_in(label);
+      CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators && 0 <= y && y < shape.rows);
+      const int64_t before = __shfl_up_sync(kAll, r, 1);
+      const unsigned starts = __ballot_sync(kAll, mine && r != (lane == 0 ? owner : before));
+      __syncwarp();  // those before are added
+      if (mine) {
+        found[threadIdx.x] = rows.find(found_at, index.num_items);
+        labels[threadIdx.x] = static_cast<int>(y);
+      }
+      __syncwarp();
+      for (int j = 0; j < count;) {
+        if (starts >> j & 1) {
+          write();
+          __syncwarp();  // all is zero again
+          owner = __shfl_sync(kAll, r, j);
+          to = out + owner * size;
+        }
+        const unsigned later = starts & ~((2u << j) - 1);
+        const int stop = later ? __ffs(later) - 1 : count;
+        for (int m = j + group; m < stop; m += kGroups * kAtOnce) {
+          for (int k = lane % G; k < cols; k += G) {
+            T got[kAtOnce];
+            CROWDNAL_UNROLL
+            for (int t = 0; t < kAtOnce; ++t) {
+              const int a = m + t * kGroups;
+              got[t] = a < stop ? GradRow<T>(found[own + a])[k] : T(0);
+            }
+            CROWDNAL_UNROLL
+            for (int t = 0; t < kAtOnce; ++t) {
+              const int a = m + t * kGroups;
+              if (a < stop) sums[at + group * size + labels[own + a] * cols + k] += static_cast<double>(got[t]);
+            }
+          }
+        }
+        j = stop;
+      }
+    }
+    write();
+    __syncwarp();  // all is zero again
+  }
+}
+
+// Whether a block holds such matrices; if so, and they have elements, every one is written, zero without annotations.
+template <class T>
+bool count_in_shared(Context& context, const GradRows<T>& rows, const int64_t* label, const Index& index,
+                     const Shape& shape, T* out) {
+  const int64_t size = shape.matrix();
+  const auto bytes = [&](int lanes) { return kThreads / lanes * size * static_cast<int64_t>(sizeof(double)); };
+  const auto fits = [&](int lanes) { return shape.cols <= lanes && bytes(lanes) <= kCountBytes; };
+  if (bytes(kLanes) > kCountBytes) return false;
+  const Chunks chunks = cut(context, index, Chunks::of(index.nnz, 1, size));
+  T* slots = context.template scratch<T>(chunks.count * size);
+  context.zero(out, shape.num_annotators * size);
+  const auto start = [&](auto lanes) {
+    launch(context, count_kernel<T, decltype(lanes)::value>, group_blocks<kLanes>(chunks.count), kThreads, bytes(lanes),
+           rows, label, index, shape, chunks, out, slots);
+  };
+  if (fits(4)) {
+    start(std::integral_constant<int, 4>{});
+  } else if (fits(8)) {
+    start(std::integral_constant<int, 8>{});
+  } else if (fits(16)) {
+    start(std::integral_constant<int, 16>{});
+  } else {
+    start(std::integral_constant<int, kLanes>{});
+  }
+  add_slots(context, index, size, chunks, slots, out);
+  return true;
+}
+
 // A thread owns a column of the matrices and adds to them where they lie.
 template <class T>
 __global__ void __launch_bounds__(kThreads) add_labelled_kernel(GradRows<T> rows, const int64_t* label, Index index,
@@ -22,16 +129,17 @@ __global__ void __launch_bounds__(kThreads) add_labelled_kernel(GradRows<T> rows
   const int64_t size = shape.rows * shape.cols, tiles = (shape.cols + kThreads - 1) / kThreads;
   rows.fix_scale();
   for (int64_t unit = blockIdx.x; unit < chunks.count * tiles; unit += gridDim.x) {
-    const int64_t chunk = unit / tiles, k = unit % tiles * kThreads + threadIdx.x, first = chunk * chunks.size;
+    const int64_t chunk = unit / tiles, k = unit % tiles * kThreads + threadIdx.x;
+    const int64_t first = chunks.begin(chunk), last = chunks.end(chunk, index.nnz);
     if (k >= shape.cols) continue;
-    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
-    bool in_slot = continues(index, first);
+    bool in_slot = chunks.in_slot(chunk);
     for (int64_t y = 0; in_slot && y < shape.rows; ++y) slots[chunk * size + y * shape.cols + k] = T(0);
     for (int64_t p = first; p < last; ++p) {
-      const int64_t n = index.order[p], r = index.annotator[n], y = label[n];
+      const Ordered at = ordered(index, p);
+      const int64_t r = at.annotator, y = at.label_in(label);
       CROWDNAL_ASSERT(0 <= r && r < shape.num_annotators && 0 <= y && y < shape.rows);
       in_slot = in_slot && (p == first || continues(index, p));
-      (in_slot ? slots + chunk * size : out + r * size)[y * shape.cols + k] += rows.find(n, index.num_items)[k];
+      (in_slot ? slots + chunk * size : out + r * size)[y * shape.cols + k] += rows.find(at, index.num_items)[k];
     }
   }
 }
@@ -41,7 +149,7 @@ template <class T>
 void add_labelled(Context& context, const GradRows<T>& rows, const int64_t* label, const Index& index,
                   const Shape& shape, T* out) {
   const int64_t size = shape.matrix(), tiles = ceil_div(shape.cols, kThreads);
-  const Chunks chunks = Chunks::of(index.nnz, tiles, size);
+  const Chunks chunks = cut(context, index, Chunks::of(index.nnz, tiles, size));
   T* slots = context.template scratch<T>(chunks.count * size);
   context.zero(out, shape.num_annotators * size);
   launch(context, add_labelled_kernel<T>, chunks.count * tiles, kThreads, 0, rows, label, index, shape, chunks, out,
@@ -72,10 +180,11 @@ __global__ void __launch_bounds__(kMatrixThreads)
         const int count = last - window < kMatrixWindow ? static_cast<int>(last - window) : kMatrixWindow;
         __syncthreads();  // those before are done
         if (static_cast<int>(threadIdx.x) < count) {
-          const int64_t n = index.order[window + threadIdx.x];
-          CROWDNAL_ASSERT(0 <= label[n] && label[n] < shape.rows);
-          found[threadIdx.x] = rows.find(n, index.num_items);
-          labels[threadIdx.x] = static_cast<int>(label[n]);
+          const Ordered at = ordered(index, window + threadIdx.x);
+          const int y = at.label_in(label);
+          CROWDNAL_ASSERT(0 <= y && y < shape.rows);
+          found[threadIdx.x] = rows.find(at, index.num_items);
+          labels[threadIdx.x] = y;
         }
         __syncthreads();
         body(count);
@@ -126,10 +235,13 @@ template <class T, class E>
 void confusion_gradient(Context& context, const GradRows<T>& rows, const int64_t* label, const E* confusion,
                         const T* log_norm, const Index& index, const Shape& shape, Normalization kind, T* out) {
   if (shape.num_annotators * shape.matrix() == 0) return;
-  const bool compact = small_outer(context, OneHot<T>{label}, rows, index, shape, out);
+  constexpr int64_t kSmall = 256;  // elements of a matrix
   // Neither most annotators absent, nor many annotations a label.
-  const bool whole = !compact && index.nnz >= shape.num_annotators && index.nnz <= shape.num_annotators * shape.rows;
-  if (!compact && !whole) add_labelled(context, rows, label, index, shape, out);
+  const bool whole = shape.matrix() > kSmall && index.nnz >= shape.num_annotators &&
+                     index.nnz <= shape.num_annotators * shape.rows;
+  if (!whole && !count_in_shared(context, rows, label, index, shape, out)) {
+    add_labelled(context, rows, label, index, shape, out);
+  }
   Runs runs{};
   if (kind != Normalization::kNone) {
     runs = find_runs(context, index, shape.num_annotators);

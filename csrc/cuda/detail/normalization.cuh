@@ -8,6 +8,10 @@
 namespace crowdnal::cuda {
 
 template <class T>
+__device__ T value(T x, Normalization kind) {
+  return kind == Normalization::kSoftplus ? softplus(x) : std::exp(x);
+}
+template <class T>
 __device__ T log_value(T x, Normalization kind) {
   return kind == Normalization::kSoftplus ? log_softplus(x) : x;
 }
@@ -74,29 +78,49 @@ __global__ void __launch_bounds__(kColumnThreads)
       continue;
     }
     const E* x = confusion + r * labels * classes + k;
-    T own = -INFINITY, sum = T(0);  // maximum, and sum of exponentials of the distances to it
-    for (int64_t y = way; k < classes && y < labels; y += kWays * kAhead) {
-      T v[kAhead], most = own, part = T(0);
-      CROWDNAL_UNROLL
-      for (int t = 0; t < kAhead; ++t) v[t] = y + t * kWays < labels ? T(x[(y + t * kWays) * classes]) : T(-INFINITY);
-      CROWDNAL_UNROLL
-      for (int t = 0; t < kAhead; ++t) {
-        v[t] = log_value(v[t], kind);
-        most = v[t] > most ? v[t] : most;
+    // body(kAhead numbers of this thread's, -infinity behind the last), one piece after the other
+    const auto visit = [&](const auto& body) {
+      for (int64_t y = way; k < classes && y < labels; y += kWays * kAhead) {
+        T v[kAhead];
+        CROWDNAL_UNROLL
+        for (int t = 0; t < kAhead; ++t) v[t] = y + t * kWays < labels ? T(x[(y + t * kWays) * classes]) : T(-INFINITY);
+        body(v);
       }
-      const T shift = most == T(-INFINITY) ? T(0) : most;
+    };
+    BlockSum<T> sum;
+    visit([&](const T(&v)[kAhead]) {
       CROWDNAL_UNROLL
-      for (int t = 0; t < kAhead; ++t) part += std::exp(v[t] - shift);
-      sum = sum * std::exp(own - shift) + part;
-      own = most;
+      for (int t = 0; t < kAhead; ++t) sum.add(value(v[t], kind));
+      sum.close();
+    });
+    T all = std::log(join_ways<kWays>(sum.total, shared, [](T a, T b) { return a + b; }));
+    Norm<T> norm{T(0), all};
+    const bool apart = k < classes && !(all <= T(kFar) && all >= T(-kFar));  // what was added is too large or too small
+    if (__ballot_sync(kAll, apart)) {    // the same in all warps, which have the same columns
+      T own = -INFINITY, scaled = T(0);  // maximum, and sum of exponentials of the distances to it
+      visit([&](T(&v)[kAhead]) {
+        T most = own, part = T(0);
+        CROWDNAL_UNROLL
+        for (int t = 0; t < kAhead; ++t) {
+          v[t] = log_value(v[t], kind);
+          most = v[t] > most ? v[t] : most;
+        }
+        const T shift = most == T(-INFINITY) ? T(0) : most;
+        CROWDNAL_UNROLL
+        for (int t = 0; t < kAhead; ++t) part += std::exp(v[t] - shift);
+        scaled = scaled * std::exp(own - shift) + part;
+        own = most;
+      });
+      const T highest = join_ways<kWays>(own, shared, [](T a, T b) { return b > a ? b : a; });
+      const T shift = highest == T(-INFINITY) ? T(0) : highest;
+      const T total = join_ways<kWays>(scaled * std::exp(own - shift), shared, [](T a, T b) { return a + b; });
+      if (apart) {
+        const T rest = std::log(total);
+        all = shift + rest;
+        norm = all > T(kFar) || all < T(-kFar) ? Norm<T>{shift, rest} : Norm<T>{T(0), all};
+      }
     }
-    const T highest = join_ways<kWays>(own, shared, [](T a, T b) { return b > a ? b : a; });
-    const T shift = highest == T(-INFINITY) ? T(0) : highest;
-    const T total = join_ways<kWays>(sum * std::exp(own - shift), shared, [](T a, T b) { return a + b; });
-    const T rest = std::log(total), sum_of_both = shift + rest;
-    const bool apart = sum_of_both > T(kFar) || sum_of_both < T(-kFar);
-    const Norm<T> norm{apart ? shift : T(0), apart ? rest : sum_of_both};
-    if (way == 0 && k < classes) log_norm[run * classes + k] = sum_of_both;
+    if (way == 0 && k < classes) log_norm[run * classes + k] = all;
     for (int64_t y = way; log_a && k < classes && y < labels; y += kWays) {
       log_a[(r * labels + y) * classes + k] = norm(log_value(T(x[y * classes]), kind));
     }

@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "cuda/detail/device.h"
+#include "cuda/detail/rows.cuh"
 
 namespace crowdnal::cuda {
 
@@ -15,20 +16,22 @@ class Op : public Device {
 
   template <class T>
   const T* values(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes) {
-    return pointer<T>(keep(check_values(here(tensor, name), name, like_, sizes)));
+    return pointer<T>(keep(aligned(check_values(here(tensor, name), name, like_, sizes), name)));
   }
   template <class T>
   const T* values(const OptionalTensor& tensor, const char* name, std::initializer_list<int64_t> sizes) {
     return tensor ? values<T>(*tensor, name, sizes) : nullptr;
   }
+  // wide: whether rows are read several numbers at a time.
   template <class E>
-  const E* matrices(const Tensor& confusion) {
-    return pointer<E>(keep(check_confusion(here(confusion, "confusion"))));
+  const E* matrices(const Tensor& confusion, bool wide = true) {
+    const Tensor checked = check_confusion(here(confusion, "confusion"));
+    return pointer<E>(keep(wide ? aligned(checked, "confusion") : checked));
   }
   // Of the dtype of `like` itself.
   template <class E>
   const E* stored(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes) {
-    return pointer<E>(keep(check_stored(here(tensor, name), name, like_.scalar_type(), sizes)));
+    return pointer<E>(keep(aligned(check_stored(here(tensor, name), name, like_.scalar_type(), sizes), name)));
   }
   const int64_t* longs(const Tensor& tensor, const char* name, int64_t size) {
     return pointer<int64_t>(keep(check_long(here(tensor, name), name, size)));
@@ -76,6 +79,12 @@ class Op : public Device {
   const Tensor& here(const Tensor& tensor, const char* name) const {
     STD_TORCH_CHECK(has(tensor), "crowdnal: ", name, " is not on the device of the other arguments");
     return tensor;
+  }
+  // Rows are read 4 numbers at a time where sizes allow it, and the order of sums follows from that: a view that begins
+  // elsewhere is copied, as one that is not contiguous is, so that results are the same bits wherever a tensor lies.
+  static Tensor aligned(const Tensor& tensor, const char* name) {
+    if (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % alignof(Quad<float>) == 0) return tensor;
+    return copied(tensor, name, [](const Tensor& t) { return torch::stable::clone(t); });
   }
   const Tensor& keep(Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
 

@@ -25,10 +25,9 @@ __global__ void __launch_bounds__(kSide* kSide / 16, (kSide == 64 ? 12 : 48) / s
   grad.fix_scale();
   for (int64_t unit = blockIdx.x; unit < chunks.count * tiles; unit += gridDim.x) {
     const int64_t chunk = unit / tiles, c0 = unit % tiles / across * kSide, k0 = unit % tiles % across * kSide;
-    const int64_t first = chunk * chunks.size;
-    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
+    const int64_t first = chunks.begin(chunk), last = chunks.end(chunk, index.nnz);
     int64_t owner = owner_at(index, first);
-    T* to = continues(index, first) ? slots + chunk * size : out + owner * size;
+    T* to = chunks.in_slot(chunk) ? slots + chunk * size : out + owner * size;
     T sums[16] = {};
     const auto write = [&] {
       for (int a = 0; a < 4; ++a) {
@@ -100,7 +99,7 @@ void mix_annotators(Context& context, const GradRows<T>& grad, const T* scores, 
   const int64_t tiles = ceil_div(shape.rows, side) * ceil_div(shape.cols, side);
   // Short chunks where they hold many annotators, each of whom is work of its own.
   const int64_t least = index.nnz < kLanes * shape.num_annotators ? kOuterGroup / 2 : kLanes;
-  const Chunks chunks = Chunks::of(index.nnz, tiles, size, least);
+  const Chunks chunks = cut(context, index, Chunks::of(index.nnz, tiles, size, least));
   T* slots = context.template scratch<T>(chunks.count * size);
   const bool aligned = alignment_bits(shape.cols, out, slots) % 4 == 0;
   zero_absent(context, index, shape.num_annotators, size, out);

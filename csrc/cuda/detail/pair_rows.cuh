@@ -27,6 +27,7 @@ struct Pairs {
   const int64_t* label;             // [nnz]
   const T* tiles = nullptr;         // [places, classes, labels, latents] exp(competence - maximum of the class)
   const int64_t* places = nullptr;  // [R] of the annotators who are present; null: an annotator's place is its number
+  const T* highest = nullptr;       // [B, classes] maxima of the rows of items with annotations, where rows are wide
 
   __host__ __device__ int tile() const { return static_cast<int>(labels * latents); }
   __host__ __device__ int size() const { return static_cast<int>(classes) * tile(); }
@@ -38,6 +39,11 @@ struct Pairs {
   }
   // Where the latents of the observed label begin in a row.
   __device__ int observed(const Annotation& a) const { return static_cast<int>(a.label) * static_cast<int>(latents); }
+  // Of class k of an item, where rows are wide.
+  template <class L>
+  __device__ T highest_of(int64_t i, int k) const {
+    return L::kWide ? highest[i * classes + k] : T(0);
+  }
   __device__ const T* tile_of(int64_t r) const { return tiles + (places ? places[r] : r) * size(); }
 };
 
@@ -53,6 +59,7 @@ void for_pair_tier(const Pairs<T, E>& pairs, const Body& body) {
   const int tile = pairs.tile();
   if constexpr (sizeof(T) == sizeof(float)) {
     if (alignment_bits(pairs.latents, pairs.difficulty, pairs.competence) % 4 == 0) {
+      if (tile <= 32) return body(PairTier<4, 2, 4, false>{});
       if (tile <= 48) return body(PairTier<4, 3, 4, false>{});
       if (tile <= 96) return body(PairTier<8, 3, 4, false>{});
       return body(PairTier<32, 2, 4, true>{});
@@ -86,25 +93,36 @@ __device__ void load_row(const E* matrix, const Place<L>& place, T (&to)[L::kOwn
   }
 }
 
-// Maximum of a row of which the group holds `values`; 0 where it is -infinity. All lanes of the warp take part.
-template <class L, class T, class E>
-__device__ T highest(const E* matrix, const Place<L>& place, const T (&values)[L::kOwn]) {
+// Maximum over what a group holds, 0 where it is -infinity. All lanes of the warp take part.
+template <class L, class T>
+__device__ T highest(const T (&values)[L::kOwn]) {
   T most = values[0];
   for (int t = 1; t < L::kOwn; ++t) most = std::fmax(most, values[t]);
-  if constexpr (L::kWide) {
-    const E* row = matrix + place.at - place.begin;
-    for (int m = threadIdx.x % L::G; m < place.tile; m += L::G) most = std::fmax(most, T(row[m]));
-  }
   most = group_max<L::G>(most);
   return most == T(-INFINITY) ? T(0) : most;
 }
 
-// exp(row - its maximum), 0 behind the end of the row. All lanes of the warp take part.
+// As `highest`, of class k of a matrix, along which the group walks once.
 template <class L, class T, class E>
-__device__ void exp_row(const E* matrix, const Place<L>& place, T (&to)[L::kOwn]) {
+__device__ T highest_along(const E* matrix, int k, int tile) {
+  T most[L::kOwn];
+  for (int t = 0; t < L::kOwn; ++t) most[t] = T(-INFINITY);
+  for (int first = 0; first < tile; first += L::kWidth) {
+    T values[L::kOwn];
+    for (int t = 0; t < L::kOwn; ++t) values[t] = T(-INFINITY);
+    load_row(matrix, Place<L>(k, first, tile), values);
+    for (int t = 0; t < L::kOwn; ++t) most[t] = std::fmax(most[t], values[t]);
+  }
+  return highest<L>(most);
+}
+
+// exp(row - its maximum), 0 behind the end of the row; `along`: the maximum, where the row is wide. All lanes of the
+// warp take part.
+template <class L, class T, class E>
+__device__ void exp_row(const E* matrix, const Place<L>& place, T along, T (&to)[L::kOwn]) {
   for (int t = 0; t < L::kOwn; ++t) to[t] = T(-INFINITY);
   load_row(matrix, place, to);
-  const T shift = highest(matrix, place, to);
+  const T shift = L::kWide ? along : highest<L>(to);
   for (int t = 0; t < L::kOwn; ++t) to[t] = std::exp(to[t] - shift);
 }
 
@@ -172,10 +190,13 @@ __global__ void __launch_bounds__(kThreads, 32 / sizeof(T))
       CROWDNAL_ASSERT(0 <= r && r < pairs.num_annotators);
       if (active && k == 0 && threadIdx.x % L::G == 0) places[r] = place;
     }
+    const E* matrix = pairs.competence + r * pairs.size();
+    T shift = T(0);
+    if constexpr (L::kWide) shift = highest_along<L, T>(matrix, k, tile);
     for (int first = 0; first < (L::kWide ? tile : 1); first += L::kWidth) {
       const Place<L> own(k, first, tile);
       T e[L::kOwn];
-      exp_row(pairs.competence + r * pairs.size(), own, e);
+      exp_row(matrix, own, shift, e);
       for (int j = 0; j < L::kPer; ++j) {
         if (active && own.has(j)) store<L::V>(e + j * L::V, tiles + place * pairs.size() + own.at + own.step(j));
       }
@@ -183,7 +204,23 @@ __global__ void __launch_bounds__(kThreads, 32 / sizeof(T))
   }
 }
 
-// Fills in the tiles of the annotators.
+// highest[i, k] = the maximum of class k of item i, a warp per row.
+template <class T, class E, class L>
+__global__ void __launch_bounds__(kThreads, 32 / sizeof(T)) highest_kernel(Pairs<T, E> pairs, T* highest) {
+  static_assert(L::G == kLanes);
+  constexpr int kWarps = kThreads / kLanes;
+  const int64_t classes = pairs.classes, rows = pairs.index.num_items * classes;
+  for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes; row < rows;
+       row += int64_t(gridDim.x) * kWarps) {
+    const int64_t i = row / classes;
+    if (pairs.index.indptr[i] == pairs.index.indptr[i + 1]) continue;
+    const T most = highest_along<L, T>(pairs.difficulty + i * pairs.size(), static_cast<int>(row % classes),
+                                       pairs.tile());
+    if (threadIdx.x % kLanes == 0) highest[row] = most;
+  }
+}
+
+// Fills in what the kernels read of the annotators, and of items with wide rows.
 template <class T, class E>
 Pairs<T, E> with_tiles(Context& context, Pairs<T, E> pairs) {
   const int64_t count = std::min(pairs.index.nnz, pairs.num_annotators);
@@ -193,6 +230,12 @@ Pairs<T, E> with_tiles(Context& context, Pairs<T, E> pairs) {
     using L = decltype(tier);
     launch(context, tile_kernel<T, E, L>, group_blocks<L::G>(count * pairs.classes), kThreads, 0, pairs, count, tiles,
            places);
+    if constexpr (L::kWide) {
+      const int64_t rows = pairs.index.num_items * pairs.classes;
+      T* highest = context.template scratch<T>(rows);
+      launch(context, highest_kernel<T, E, L>, group_blocks<kLanes>(rows), kThreads, 0, pairs, highest);
+      pairs.highest = highest;
+    }
   });
   pairs.tiles = tiles;
   pairs.places = places;

@@ -1,5 +1,6 @@
-// posterior[row] = softmax over k of what term.load(row, k) gives, and done(row, log of what it was divided by): a part
-// of a warp per row, or a block per long one. All -infinity: 0 and -infinity.
+// posterior[row] = softmax over k of what term.load(row, k, step, ..) gives, pieces of the row from k on that lie `step`
+// apart, and done(row, log of what it was divided by): a part of a warp per row, or a block per long one. All -infinity:
+// 0 and -infinity.
 #pragma once
 
 #include "cuda/detail/rows.cuh"
@@ -14,9 +15,7 @@ __global__ void __launch_bounds__(kThreads, L::kPer > 1 ? 5 : 8)
   for (int64_t base = int64_t(blockIdx.x) * kGroups; base < count; base += int64_t(gridDim.x) * kGroups) {
     const int64_t row = base + threadIdx.x / L::G;
     T t[L::kOwn] = {};
-    for (int j = 0; j < L::kPer; ++j) {
-      if (row < count && L::column(j) < cols) term.template load<V>(row, L::column(j), t + j * V);
-    }
+    if (row < count && L::column(0) < cols) term.template load<V, L::kPer>(row, L::column(0), L::G * V, t);
     const T log_sum = group_softmax<L>(t, cols);
     for (int j = 0; j < L::kPer; ++j) {
       if (row < count && L::column(j) < cols) store<V>(t + j * V, posterior + row * cols + L::column(j));
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 8)
     T highest = -INFINITY;
     for (int64_t k = threadIdx.x; k < classes; k += kThreads) {
       T t;
-      term.template load<1>(row, k, &t);
+      term.template load<1, 1>(row, k, 0, &t);
       out[k] = t;
       highest = t > highest ? t : highest;
     }

@@ -25,24 +25,6 @@ struct ItemScores {
   __device__ static T product(T a, T b) { return a * b; }
 };
 
-// left_n = 1 at the annotation's label, 0 elsewhere: nothing is added there, whatever it is.
-template <class T>
-struct OneHot {
-  const int64_t* label;  // [nnz]
-  using Row = int;
-  int64_t alignment_bits() const { return 0; }
-  __device__ Row row(const Ordered& at, int rows) const {
-    const int64_t hot = at.label >= 0 ? at.label : label[at.n];
-    CROWDNAL_ASSERT(0 <= hot && hot < rows);
-    return static_cast<int>(hot);
-  }
-  template <int V>
-  __device__ static void load(Row row, int a, T* to) {
-    for (int v = 0; v < V; ++v) to[v] = T(row == a + v);
-  }
-  __device__ static T product(T a, T b) { return a != T(0) ? b : T(0); }
-};
-
 // What a warp has fetched of an annotation.
 template <class T, class Row>
 struct Fetched {
@@ -96,10 +78,9 @@ __global__ void __launch_bounds__(kThreads, (kDown * kAcross > 4 ? 16 : 32) / si
   right.fix_scale();
   for (int64_t chunk = int64_t(blockIdx.x) * kWarps + warp; chunk < chunks.count;
        chunk += int64_t(gridDim.x) * kWarps) {
-    const int64_t first = chunk * chunks.size;
-    const int64_t last = first + chunks.size < index.nnz ? first + chunks.size : index.nnz;
+    const int64_t first = chunks.begin(chunk), last = chunks.end(chunk, index.nnz);
     int64_t owner = owner_at(index, first);
-    T* to = continues(index, first) ? slots + chunk * size : out + owner * size;
+    T* to = chunks.in_slot(chunk) ? slots + chunk * size : out + owner * size;
     BlockSum<T> sums[kOwn];
     const auto write = [&] {
       for (int t = 0; t < kOwn; ++t) {
@@ -167,7 +148,7 @@ bool small_outer(Context& context, const Left& left, const GradRows<T>& right, c
   };
   const int64_t size = shape.matrix();
   if (!fits(4, 2)) return false;
-  const Chunks chunks = Chunks::of(index.nnz, 1, size);
+  const Chunks chunks = cut(context, index, Chunks::of(index.nnz, 1, size));
   T* slots = context.template scratch<T>(chunks.count * size);
   context.zero(out, shape.num_annotators * size);
   const auto start = [&](auto kernel) {

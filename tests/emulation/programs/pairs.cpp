@@ -1,11 +1,13 @@
 // The pair confusion, with its work cut in other ways than its size asks for: prints "right", "wrong", or what the
-// emulator refuses. `pairs together`: forward, the same bits; `pairs chunks`: the annotators' gradient.
+// emulator refuses. `pairs together`: forward, the same bits; `pairs chunks`: the annotators' gradient; `pairs reads`:
+// how many elements of wide rows are read.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "counted.h"
 #include "cuda/pair_confusion.cuh"
 
 using namespace crowdnal;
@@ -84,9 +86,40 @@ bool chunks_are_right(int64_t latents) {
   return all;
 }
 
+// Rows of two passes: one reading of each row for its maximum, one for all passes, of an item or of each of its
+// annotations. Groups without work may read a row more.
+bool reads_are_right(int64_t latents) {
+  Problem problem(latents);
+  const int64_t row = C * K * latents;
+  const std::vector<Counted> difficulty(B * row, {0.5f}), competence(R * row, {0.25f});
+  const Pairs<float, Counted> pairs{difficulty.data(),   competence.data(),  R, C, K, latents,
+                                    problem.pairs.index, problem.pairs.label};
+  const auto rows_read = [&](const auto& run) {
+    Context context;
+    Counted::reads = 0;
+    run(context);
+    return Counted::reads / double(row);
+  };
+  std::vector<float> dd(difficulty.size()), dc(competence.size());
+  const double forward = rows_read([&](Context& context) {
+    pair_confusion<float, Counted>(context, pairs, problem.log_q.data(), problem.log_norm.data(), 1);
+  });
+  const double backward = rows_read([&](Context& context) {
+    const PairGrad<float, Counted> given{pairs, problem.grad.data(), problem.log_q.data(), problem.log_norm.data()};
+    pair_confusion_backward<float, Counted>(context, given, dd.data(), dc.data());
+  });
+  const auto close = [](double found, double wanted) { return wanted <= found && found < wanted + 10; };
+  return close(forward, 2 * R + B + nnz) && close(backward, 2 * R + B + B + nnz);
+}
+
 int main(int, char** argv) {
-  const auto right = std::string(argv[1]) == "together" ? together_is_right : chunks_are_right;
+  const std::string part = argv[1];
   try {
+    if (part == "reads") {
+      std::puts(reads_are_right(88) && reads_are_right(45) ? "right" : "wrong");
+      return 0;
+    }
+    const auto right = part == "together" ? together_is_right : chunks_are_right;
     // groups of four lanes and of eight, rows that one walks along
     std::puts(right(4) && right(3) && right(88) && right(45) ? "right" : "wrong");
   } catch (const std::exception& error) {
