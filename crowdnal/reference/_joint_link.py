@@ -91,3 +91,25 @@ def joint_link_backward(
         return dlog_prior, dt.new_zeros(0, *confusion.shape[1:])
     grad = label_counts(dt, weight, indptr, item, annotator, order, plan, label, *confusion.shape[:2])
     return dlog_prior, log_confusion_vjp(confusion, grad, normalization)
+
+
+def joint_link_step(
+    log_prior: Tensor,
+    confusion: Tensor,
+    weight: Tensor | None,
+    indptr: Tensor,
+    item: Tensor,
+    annotator: Tensor,
+    order: Tensor,
+    plan: Tensor | None,
+    label: Tensor,
+    normalization: int,
+    mean: bool,
+    need_log_prior: bool,
+    need_confusion: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss and nll of `joint_link`, and its `joint_link_backward` for a grad_loss of 1: a step's two ops as one."""
+    inputs, rest = (log_prior, confusion, weight, indptr, item, annotator, order, plan, label), (normalization, mean)
+    loss, nll, posterior, norms = joint_link(*inputs, *rest)
+    one, needs = torch.ones_like(loss), (need_log_prior, need_confusion)
+    return loss, nll, *joint_link_backward(one, None, *inputs, posterior, norms, *rest, *needs)

@@ -2,6 +2,7 @@
 // annotations from their scores to the gradients.
 #include "cpu/detail/runs.h"
 #include "cpu/detail/small_step.h"
+#include "cpu/detail/spare.h"
 #include "cpu/mix.h"
 #include "cpu/softmax_link.h"
 
@@ -107,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
   STD_TORCH_CHECK(mixing || !need_mixing, "crowdnal: need_mixing needs mixing");
   Tensor loss = empty(w, {}), nll = empty(w, {view.nnz});
   Tensor dscores = empty(w, {need_scores ? view.num_items : 0, shape.rows});
-  Tensor dconfusion = empty(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dconfusion = empty_gradient(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   Tensor dshared = empty(w, {need_shared ? view.num_items : 0, shape.cols});
   Tensor dmixing = empty(w, {need_mixing ? view.nnz : 0});
   dispatch(w, [&](auto zero) {
@@ -120,13 +121,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
                          need_shared ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
                          need_confusion ? output<T>(dconfusion) : nullptr};
     step<T>(a.input<T>(), {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out);
-    const auto sum = [&](const Tensor& rows, int64_t cols, T* to) {
-      if (!compact) return sum_items<T>({pointer<T>(rows)}, view, cols, to);
-      parallel_for(0, view.num_items, tasks_per_thread(cols * 4),
-                   [&](int64_t begin, int64_t end) { sum_padded(pointer<T>(rows), view, begin, end, cols, to); });
-    };
-    if (need_scores) sum(each, shape.rows, output<T>(dscores));
-    if (need_shared) sum(share, shape.cols, output<T>(dshared));
+    if (need_scores) sum_each(pointer<T>(each), compact, view, shape.rows, output<T>(dscores));
+    if (need_shared) sum_each(pointer<T>(share), compact, view, shape.cols, output<T>(dshared));
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(a.weight), view.nnz);
     *output<T>(loss) = mean ? total / count : total;
   });

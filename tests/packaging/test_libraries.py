@@ -38,13 +38,16 @@ def test_native_library_needs_only_the_stable_abi() -> None:
 
 # Functions of torch 2.10 (TORCH_TARGET in setup.py) in plain C, and names of dtypes and devices.
 STABLE = re.compile(
-    r"""aoti_torch_(dtype_\w+ | device_type_\w+ | memory_format_\w+ | abi_version | library_init_impl | empty_strided
-        | new_tensor_handle | (create|delete)_device_guard | delete_(library|tensor)_object | is_contiguous | is_defined
+    r"""aoti_torch_(dtype_\w+ | device_type_\w+ | memory_format_\w+ | layout_strided | abi_version | library_init_impl
+        | empty_strided | new_tensor_handle | (create|delete)_device_guard | delete_(library|tensor)_object
+        | is_contiguous | is_defined
         | get_(current_cuda_stream | device_index | device_type | dim | dtype | numel | size | stride))
     | torch_(call_dispatcher | delete_list | list_(get_item | size) | get_(const|mutable)_data_ptr | library_impl
         | parallel_for)""",
     re.VERBOSE,
 )
+LATER = {("torch_from_blob", "w")}
+"""Of a later torch: weak, so null in 2.10, where the library does without."""
 ELSEWHERE = re.compile(
     r".*@(GLIBC|GLIBCXX|CXXABI|GCC|libcudart)[._\d].*|_Z(N[KRO]*)?S.*|_ITM_\w+|__gmon_start__|__cxa_finalize"
 )
@@ -56,7 +59,7 @@ def test_native_library_needs_nothing_that_a_supported_torch_or_python_lacks(lib
         pytest.skip("nm (binutils) is not installed")
     command = ["nm", "-D", "--undefined-only", "--format=posix", library]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    names = [line.split()[0] for line in lines]
+    names = [line.split()[0] for line in lines if tuple(line.split()[:2]) not in LATER]
     assert len(names) > 40
     assert [name for name in names if not ELSEWHERE.fullmatch(name) and not STABLE.fullmatch(name)] == []
 
