@@ -32,6 +32,7 @@ from crowdnal.objectives.methods import *  # noqa: F403
 from crowdnal.ops import backend
 from crowdnal.training import (
     Comparison,
+    CrossFit,
     CrowdModel,
     CrowdOutput,
     EMCallback,
@@ -55,6 +56,7 @@ __all__ = [
     "CCCOutput",
     "CoNALEMResult",
     "Comparison",
+    "CrossFit",
     "CrowdDataset",
     "CrowdModel",
     "CrowdOutput",

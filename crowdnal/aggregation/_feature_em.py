@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.folds import deal
 from crowdnal._utils.options import check_integer, typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._votes import vote_proportions
@@ -158,8 +159,7 @@ class _FeatureEM:
         spread = x.std(0, correction=0)
         varies = spread > 1e-6 * x.abs().amax(0) if len(x) else spread > 0
         self.x = ((x - x.mean(0)) / spread)[:, varies]
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
-        self.fold = order % folds
+        self.fold = deal(len(x), folds, seed).to(x.device)
         self.squares = [self.x[rows].t() @ self.x[rows] for rows in map(self._others, range(folds))]
         several = annotations.counts > 1 if gold is None else (annotations.counts > 1) | (gold >= 0)
         self.crowd = crowd_confusion(self.posterior, annotations, self.weight, several)
