@@ -46,14 +46,14 @@ def _compare(session: Session) -> Comparison:
             f"--objective {AUTO} compares objectives on features, and {session.origin} make none that say something: "
             "give --weights or --pretrained, or name an objective"
         )
-    frozen, head = config.freeze_backbone, session.trained[0]
+    frozen = config.freeze_backbone
     with session.watch("comparison"), session.reporter.track("comparing", len(CANDIDATES)) as track:
         try:
             return compare(
                 features.to(str(config.device)),
                 session.parts[0],
                 num_classes=len(session.data.classes),
-                head=(lambda: copy.deepcopy(head)) if frozen else None,
+                head=(lambda: copy.deepcopy(session.heads[0])) if frozen else None,
                 gold=session.data.gold if config.gold is not None else None,
                 epochs=config.epochs or _EPOCHS if frozen else _EPOCHS,
                 batch_size=config.batch_size or 1,
