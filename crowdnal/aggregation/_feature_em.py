@@ -22,6 +22,7 @@ from crowdnal.aggregation.em import (
     crowd_confusion,
     crowd_strength,
     log_proportions,
+    pooled_confusion,
     possible,
     pseudo_counts_of,
     standard_errors,
@@ -29,6 +30,7 @@ from crowdnal.aggregation.em import (
 )
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step, label_counts, segment_sum
+from crowdnal.functional.segments import scatter_rows
 
 SHRINKAGES = (0.3, 0.6, 0.9, 0.97)
 EXPONENTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
@@ -126,6 +128,8 @@ def feature_em(
             if standard_errors(each - without[0]) <= _MARGIN:
                 (each, log_prior), exponent, exponents = without, 0.0, (0.0,)
         likelihoods.append(float(each.mean()) if len(each) else 0.0)
+        if exponent > 0:
+            em.learn_crowd(log_prior, table)
         if em.expect(log_prior, table) < 1e-4:
             break
     confusion = em.log_confusion().exp().transpose(1, 2).contiguous()
@@ -216,9 +220,24 @@ class _FeatureEM:
         if a.num_annotations == 0:
             return log_prior.new_zeros(0), log_prior
         given = table[a.annotator, a.label]
+        return (self.without(log_prior, given) + given).logsumexp(1), log_prior
+
+    def without(self, log_prior: Tensor, given: Tensor) -> Tensor:
+        """``[nnz, C]`` log-posterior of each label's item by its features and its other labels."""
+        a = self.annotations
         counted = given if self.weight is None else given * self.weight.unsqueeze(1)
-        others = (log_prior + segment_sum(counted, a))[a.item] - counted
-        return (others.log_softmax(1) + given).logsumexp(1), log_prior
+        return ((log_prior + segment_sum(counted, a))[a.item] - counted).log_softmax(1)
+
+    def learn_crowd(self, log_prior: Tensor, table: Tensor) -> None:
+        """The crowd's confusion anew: each label counts against its item's features and other labels, not itself.
+
+        So the features correct what everybody confuses, which votes hide.
+        """
+        a = self.annotations
+        if self.crowd is not None and a.num_annotations:
+            rows = self.without(log_prior, table[a.annotator, a.label]).exp()
+            rows = rows if self.weight is None else rows * self.weight.unsqueeze(1)
+            self.crowd = pooled_confusion(scatter_rows(rows, a.label, a.label.argsort(stable=True), a.num_classes))
 
     def expect(self, log_prior: Tensor, table: Tensor) -> float:
         """E-step; returns by how much a probability moved at most."""
