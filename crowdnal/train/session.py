@@ -214,11 +214,11 @@ class Session:
         with self.watch("features"):
             features = {name: self._features(name, files, evaluate, mode) for name, files in sets.items() if len(files)}
         self.item_features = features["images"]
-        for network, head in zip(self.networks, self.trained, strict=True):
+        for network in self.networks:
             network.objective.set_feature_dim(features["images"].shape[1])
             network.model.requires_grad_(False)
-            head.requires_grad_(True)
-            head.to(str(config.device))
+        for head in (*self.heads, *self.trained):
+            head.requires_grad_(True).to(str(config.device))
         return FeatureInputs(features, str(config.device))
 
     def _features(self, name: str, files: tuple[Path, ...], transform: Any, mode: str) -> Tensor:
