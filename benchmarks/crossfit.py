@@ -24,10 +24,11 @@ import torch
 from _tables.labelme import label_data, lite0
 from _tables.training import CLEAN, Data
 from robust import SIMULATED, training_crowds
-from torch import Tensor, nn
+from torch import nn
 
 import crowdnal
 from crowdnal import Annotations, CrossFit, ObjectiveCallback, metrics
+from crowdnal.objectives import RoundsObjective
 
 FOLDS = 5
 
@@ -98,9 +99,8 @@ def accuracies(data: Data, variant: Variant, seed: int, clean: bool) -> dict[str
     model.eval()
     with torch.no_grad():
         found = {"test": metrics.accuracy(model(data.x_test), data.test)}
-        targets: Tensor | None = getattr(objective, "targets", None)
-        if targets is not None and not clean:
-            found["labels"] = metrics.accuracy(targets[labelled], data.truth[labelled])
+        if isinstance(objective, RoundsObjective):
+            found["labels"] = metrics.accuracy(objective.targets[labelled], data.truth[labelled])
     return found
 
 

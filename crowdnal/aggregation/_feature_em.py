@@ -113,8 +113,22 @@ def feature_em(
         raise ValueError(f"exponents={tuple(exponents)} must be 0 or more and finite, one at least")
     known = None if gold is None else as_gold(gold, annotations, classes).to(annotations.device)
     check_options(annotations, classes, known, confusion_prior, 0.0, torch.float64)
-    em = _FeatureEM(features, annotations, known, confusion_prior, min(folds, max(2, len(features))), seed)
-    rounds = rounds if em.crowd is not None else 1
+    dealt = min(folds, max(2, len(features)))
+
+    def found(learns: bool) -> FeatureEMResult | None:
+        em = _FeatureEM(features, annotations, known, confusion_prior, dealt, seed)
+        return _iterate(em, rounds if em.crowd is not None else 1, shrinkages, exponents, learns)
+
+    uses_crowd = confusion_prior is not None and not isinstance(confusion_prior, Tensor)
+    result = found(uses_crowd) or found(False)
+    assert result is not None
+    return result
+
+
+def _iterate(
+    em: _FeatureEM, rounds: int, shrinkages: Sequence[float], exponents: Sequence[float], learns: bool
+) -> FeatureEMResult | None:
+    """Rounds of EM; None where the crowd's confusion, if it ``learns``, takes one class for another."""
     likelihoods: list[float] = []
     shrinkage = shrinkages[0]
     for number in range(rounds):
@@ -128,8 +142,8 @@ def feature_em(
             if standard_errors(each - without[0]) <= _MARGIN:
                 (each, log_prior), exponent, exponents = without, 0.0, (0.0,)
         likelihoods.append(float(each.mean()) if len(each) else 0.0)
-        if exponent > 0:
-            em.learn_crowd(log_prior, table)
+        if learns and exponent > 0 and not em.learn_crowd(log_prior, table):
+            return None
         if em.expect(log_prior, table) < 1e-4:
             break
     confusion = em.log_confusion().exp().transpose(1, 2).contiguous()
@@ -228,16 +242,20 @@ class _FeatureEM:
         counted = given if self.weight is None else given * self.weight.unsqueeze(1)
         return ((log_prior + segment_sum(counted, a))[a.item] - counted).log_softmax(1)
 
-    def learn_crowd(self, log_prior: Tensor, table: Tensor) -> None:
+    def learn_crowd(self, log_prior: Tensor, table: Tensor) -> bool:
         """The crowd's confusion anew: each label counts against its item's features and other labels, not itself.
 
-        So the features correct what everybody confuses, which votes hide.
+        So the features correct what everybody confuses, which votes hide. Returns whether every class is still called
+        by the name that the votes give it: where everybody is as often wrong as right, classes can change places.
         """
         a = self.annotations
-        if self.crowd is not None and a.num_annotations:
-            rows = self.without(log_prior, table[a.annotator, a.label]).exp()
-            rows = rows if self.weight is None else rows * self.weight.unsqueeze(1)
-            self.crowd = pooled_confusion(scatter_rows(rows, a.label, a.label.argsort(stable=True), a.num_classes))
+        if self.crowd is None or a.num_annotations == 0:
+            return True
+        rows = self.without(log_prior, table[a.annotator, a.label]).exp()
+        rows = rows if self.weight is None else rows * self.weight.unsqueeze(1)
+        learnt = pooled_confusion(scatter_rows(rows, a.label, a.label.argsort(stable=True), a.num_classes))
+        before, self.crowd = self.crowd, learnt
+        return torch.equal(learnt.argmax(1), before.argmax(1))
 
     def expect(self, log_prior: Tensor, table: Tensor) -> float:
         """E-step; returns by how much a probability moved at most."""
