@@ -85,9 +85,10 @@ def feature_em(
     features with the posteriors as fractional classes and a shrunk covariance (Friedman 1989), raised to an
     exponent that makes up for its overconfidence. Shrinkage and exponent are those under which each label is most
     probable given the features and the other labels of its item; where the features are worth nothing, the exponent
-    is 0 and the result that of :func:`crowdnal.dawid_skene`. Where no item has two labels (and no class is known)
-    nothing tells how often labels are right: they are kept, and features decide for the other items alone. Starts
-    from the vote proportions. Needs no gradient: seconds for thousands of items.
+    is 0 and the result that of :func:`crowdnal.dawid_skene`. The crowd's confusion is learnt anew in every round, each
+    label counted against what features and other labels say, unless classes would change places. Where no item has two
+    labels (and no class is known) nothing tells how often labels are right: they are kept, and features decide for the
+    other items alone. Starts from the vote proportions. Needs no gradient: seconds for thousands of items.
 
     Args:
         features: ``[N, D]`` of all items, such as a backbone's pre-logits. D matters: memory is ``folds · D²``.
