@@ -33,6 +33,7 @@ from crowdnal.objectives.methods import *  # noqa: F403
 from crowdnal.ops import backend
 from crowdnal.training import (
     Comparison,
+    CrossFit,
     CrowdModel,
     CrowdOutput,
     EMCallback,
@@ -56,6 +57,7 @@ __all__ = [
     "CCCOutput",
     "CoNALEMResult",
     "Comparison",
+    "CrossFit",
     "CrowdDataset",
     "CrowdModel",
     "CrowdOutput",

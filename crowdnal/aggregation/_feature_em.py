@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crowdnal._utils.folds import deal
 from crowdnal._utils.options import check_integer, typed
 from crowdnal._utils.probability import proportions
 from crowdnal.aggregation._votes import vote_proportions
@@ -21,6 +22,7 @@ from crowdnal.aggregation.em import (
     crowd_confusion,
     crowd_strength,
     log_proportions,
+    pooled_confusion,
     possible,
     pseudo_counts_of,
     standard_errors,
@@ -28,6 +30,7 @@ from crowdnal.aggregation.em import (
 )
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step, label_counts, segment_sum
+from crowdnal.functional.segments import scatter_rows
 
 SHRINKAGES = (0.3, 0.6, 0.9, 0.97)
 EXPONENTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
@@ -82,9 +85,10 @@ def feature_em(
     features with the posteriors as fractional classes and a shrunk covariance (Friedman 1989), raised to an
     exponent that makes up for its overconfidence. Shrinkage and exponent are those under which each label is most
     probable given the features and the other labels of its item; where the features are worth nothing, the exponent
-    is 0 and the result that of :func:`crowdnal.dawid_skene`. Where no item has two labels (and no class is known)
-    nothing tells how often labels are right: they are kept, and features decide for the other items alone. Starts
-    from the vote proportions. Needs no gradient: seconds for thousands of items.
+    is 0 and the result that of :func:`crowdnal.dawid_skene`. The crowd's confusion is learnt anew in every round, each
+    label counted against what features and other labels say, unless classes would change places. Where no item has two
+    labels (and no class is known) nothing tells how often labels are right: they are kept, and features decide for the
+    other items alone. Starts from the vote proportions. Needs no gradient: seconds for thousands of items.
 
     Args:
         features: ``[N, D]`` of all items, such as a backbone's pre-logits. D matters: memory is ``folds · D²``.
@@ -110,8 +114,22 @@ def feature_em(
         raise ValueError(f"exponents={tuple(exponents)} must be 0 or more and finite, one at least")
     known = None if gold is None else as_gold(gold, annotations, classes).to(annotations.device)
     check_options(annotations, classes, known, confusion_prior, 0.0, torch.float64)
-    em = _FeatureEM(features, annotations, known, confusion_prior, min(folds, max(2, len(features))), seed)
-    rounds = rounds if em.crowd is not None else 1
+    dealt = min(folds, max(2, len(features)))
+
+    def found(learns: bool) -> FeatureEMResult | None:
+        em = _FeatureEM(features, annotations, known, confusion_prior, dealt, seed)
+        return _iterate(em, rounds if em.crowd is not None else 1, shrinkages, exponents, learns)
+
+    uses_crowd = confusion_prior is not None and not isinstance(confusion_prior, Tensor)
+    result = found(uses_crowd) or found(False)
+    assert result is not None
+    return result
+
+
+def _iterate(
+    em: _FeatureEM, rounds: int, shrinkages: Sequence[float], exponents: Sequence[float], learns: bool
+) -> FeatureEMResult | None:
+    """Rounds of EM; None where the crowd's confusion, if it ``learns``, takes one class for another."""
     likelihoods: list[float] = []
     shrinkage = shrinkages[0]
     for number in range(rounds):
@@ -125,6 +143,8 @@ def feature_em(
             if standard_errors(each - without[0]) <= _MARGIN:
                 (each, log_prior), exponent, exponents = without, 0.0, (0.0,)
         likelihoods.append(float(each.mean()) if len(each) else 0.0)
+        if learns and exponent > 0 and not em.learn_crowd(log_prior, table):
+            return None
         if em.expect(log_prior, table) < 1e-4:
             break
     confusion = em.log_confusion().exp().transpose(1, 2).contiguous()
@@ -158,8 +178,7 @@ class _FeatureEM:
         spread = x.std(0, correction=0)
         varies = spread > 1e-6 * x.abs().amax(0) if len(x) else spread > 0
         self.x = ((x - x.mean(0)) / spread)[:, varies]
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
-        self.fold = order % folds
+        self.fold = deal(len(x), folds, seed).to(x.device)
         self.squares = [self.x[rows].t() @ self.x[rows] for rows in map(self._others, range(folds))]
         several = annotations.counts > 1 if gold is None else (annotations.counts > 1) | (gold >= 0)
         self.crowd = crowd_confusion(self.posterior, annotations, self.weight, several)
@@ -216,9 +235,28 @@ class _FeatureEM:
         if a.num_annotations == 0:
             return log_prior.new_zeros(0), log_prior
         given = table[a.annotator, a.label]
+        return (self.without(log_prior, given) + given).logsumexp(1), log_prior
+
+    def without(self, log_prior: Tensor, given: Tensor) -> Tensor:
+        """``[nnz, C]`` log-posterior of each label's item by its features and its other labels."""
+        a = self.annotations
         counted = given if self.weight is None else given * self.weight.unsqueeze(1)
-        others = (log_prior + segment_sum(counted, a))[a.item] - counted
-        return (others.log_softmax(1) + given).logsumexp(1), log_prior
+        return ((log_prior + segment_sum(counted, a))[a.item] - counted).log_softmax(1)
+
+    def learn_crowd(self, log_prior: Tensor, table: Tensor) -> bool:
+        """The crowd's confusion anew: each label counts against its item's features and other labels, not itself.
+
+        So the features correct what everybody confuses, which votes hide. Returns whether every class is still called
+        by the name that the votes give it: where everybody is as often wrong as right, classes can change places.
+        """
+        a = self.annotations
+        if self.crowd is None or a.num_annotations == 0:
+            return True
+        rows = self.without(log_prior, table[a.annotator, a.label]).exp()
+        rows = rows if self.weight is None else rows * self.weight.unsqueeze(1)
+        learnt = pooled_confusion(scatter_rows(rows, a.label, a.label.argsort(stable=True), a.num_classes))
+        before, self.crowd = self.crowd, learnt
+        return torch.equal(learnt.argmax(1), before.argmax(1))
 
     def expect(self, log_prior: Tensor, table: Tensor) -> float:
         """E-step; returns by how much a probability moved at most."""

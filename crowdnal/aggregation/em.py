@@ -147,8 +147,12 @@ def crowd_confusion(
     counted = annotations.counts > 1 if counted is None else counted
     if not bool(counted.any()):
         return None
-    pooled = label_counts(posterior.where(counted.unsqueeze(1), 0), annotations, weight=weight).sum(0)
-    return proportions(pooled + torch.eye(*pooled.shape).to(pooled), 0, floor=1e-6).t()
+    return pooled_confusion(label_counts(posterior.where(counted.unsqueeze(1), 0), annotations, weight=weight).sum(0))
+
+
+def pooled_confusion(counts: Tensor) -> Tensor:
+    """``[C, K]`` distributions of the labels ``[K, C]`` of everybody, with one label more that is right per class."""
+    return proportions(counts + torch.eye(*counts.shape).to(counts), 0, floor=1e-6).t()
 
 
 def crowd_or_right(posterior: Tensor, annotations: Annotations, weight: Tensor | None, gold: Tensor | None) -> Tensor:

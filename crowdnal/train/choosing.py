@@ -98,14 +98,14 @@ def _meet(session: Session) -> Comparison | None:
 
 
 def _compare(session: Session, methods: Any, **more: Any) -> Comparison:
-    config, head, features = session.config, session.trained[0], session.item_features
+    config, features = session.config, session.item_features
     assert features is not None
     frozen = config.freeze_backbone
     given: dict[str, Any] = {
         "epochs": config.epochs or _EPOCHS if frozen else _EPOCHS,
         "lr": config.lr or _RATE if frozen else _RATE,
         "objective_lr": config.objective_lr if frozen else _RATE,
-        "head": (lambda: copy.deepcopy(head)) if frozen else None,
+        "head": (lambda: copy.deepcopy(session.heads[0])) if frozen else None,
         "gold": session.data.gold if config.gold is not None else None,
     }
     with session.watch("comparison"), session.reporter.track("comparing", len({VOTES, *methods})) as track:

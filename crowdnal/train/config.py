@@ -85,6 +85,7 @@ _fraction = _rule(lambda value: 0 <= value < 1, "must be at least 0 and below 1"
 _positive = _rule(lambda value: 0 < value < float("inf"), "must be above 0")
 _not_negative = _rule(lambda value: 0 <= value < float("inf"), "must be 0 or more")
 _count = _rule(lambda value: value >= 1, "must be 1 or more")
+_folds = _rule(lambda value: value == 0 or 2 <= value <= 100, "must be 2 to 100, or 0 for none")
 _names = _rule(lambda names: len(set(names)) >= max(2, len(names)), "must be two or more different names")
 
 
@@ -205,6 +206,9 @@ class TrainConfig:
         "model", "dropout before the classifier", metavar="P", fill=ByMode(0.5, 0.0, 0.0), check=_fraction)
     schedule: Literal["constant", "cosine"] | None = option(
         "training", "of both learning rates", fill=ByMode("constant", "cosine", "cosine"))
+    cross_fit: int = option(
+        "training", "folds, with a frozen backbone: for each a head is trained on the other images, and says what the "
+        "objective is told of these; the model has the mean of the heads", 0, metavar="FOLDS", check=_folds)
     holdout: float = option(
         "objective", "share of the labels kept out of training; the epoch that predicts them best is reported, and its "
         "weights kept in OUT/model_selected", 0.0, metavar="FRACTION", check=_fraction)
@@ -256,6 +260,11 @@ class TrainConfig:
             check_option(name, getattr(self, name))
         if self.weights is not None and self.pretrained:
             raise InputError("--weights and --pretrained exclude each other: give one of them")
+        if self.cross_fit and not self.freeze_backbone:
+            raise InputError(
+                f"--cross-fit {self.cross_fit} trains as many heads on the features of a frozen backbone: add "
+                "--freeze-backbone, or leave it out"
+            )
         if (self.test_images is None) != (self.test_labels is None):
             raise InputError("--test-images and --test-labels go together: give both or neither")
 

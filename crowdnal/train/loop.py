@@ -87,7 +87,7 @@ class Trainer:
         cudnn.deterministic, cudnn.benchmark = True, False
         try:
             everything = torch.arange(len(self.annotations))  # begins before an epoch seeds what it draws
-            self.steps.begin(self.progress.epoch, lambda: self.predict("images", everything))
+            self.steps.begin(self.progress.epoch, lambda: self.predict("images", everything, out_of_fold=True))
             with self.reporter.track("epoch", epochs, self.progress.epoch) as track:
                 while self.progress.epoch < epochs:
                     track.advance(1, self._epoch(self.progress.epoch))
@@ -169,12 +169,18 @@ class Trainer:
                 optimizer.load_state_dict(own)
             self.progress = Progress(**state["progress"])
 
-    def predict(self, split: str, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The objective's logits ``[n, C]`` in evaluation mode, and features where the objective needs them."""
+    def predict(self, split: str, rows: Tensor, *, out_of_fold: bool = False) -> tuple[Tensor, Tensor | None]:
+        """The objective's logits ``[n, C]`` in evaluation mode, and features where the objective needs them.
+
+        Args:
+            split: of the inputs.
+            rows: of the split.
+            out_of_fold: with ``--cross-fit``, each by the head that did not train on it; rows are then all images.
+        """
         part = self.processes.part(len(rows))
         blocks = self.inputs.evaluate(split, rows[part]) if len(rows) else ()
         amp = torch.bfloat16 if self.config.amp else None
-        found = predict_items(self.model, _numbered(blocks, part.start), len(rows), amp=amp)
+        found = predict_items(self.model, _numbered(blocks, part.start), len(rows), amp=amp, out_of_fold=out_of_fold)
         logits, features = (None if table is None else self.processes.joined(part, table) for table in found)
         assert logits is not None
         return logits, features

@@ -32,7 +32,7 @@ from crowdnal.train.record import check_out
 from crowdnal.train.report import render, summary
 from crowdnal.train.steps import OneNetwork, Steps, TwoNetworks, check_optimizer
 from crowdnal.train.weights import another_model, create_model, weights_digest
-from crowdnal.training import VOTES, CrowdModel, attach, is_timm
+from crowdnal.training import VOTES, CrossFit, CrowdModel, attach, is_timm
 
 OTHER = "second"  # folder of the second model, where there are two
 
@@ -66,6 +66,10 @@ def open_session(given: TrainConfig, resume: bool, reporter: Reporter, processes
     data = input_errors(data_module.load, config, reporter)
     networks, origin = input_errors(_networks, config, kind, options, data)
     check_optimizer(str(config.optimizer))
+    if config.cross_fit and (issubclass(kind, CCC) or networks[0].objective.predicts):
+        raise InputError(f"--cross-fit is of one classifier, but {config.objective} trains several: leave it out")
+    if config.cross_fit and processes.size > 1:
+        raise InputError("--cross-fit trains heads, which are small, in one process: start it without torchrun")
     record = {
         "crowdnal": crowdnal.__version__,
         "arguments": arguments,
@@ -135,12 +139,18 @@ class Session:
         self.parts = split(a, config.holdout, config.seed)
         self.item_features: Tensor | None = None  # of given weights, as they were before training
         self.trained: list[nn.Module] = [network.model for network in self.networks]
+        self.heads: list[features_module.FrozenHead] = []
         if config.freeze_backbone:
             drop_rate = float(config.drop_rate or 0)
-            self.trained = [
+            self.heads = [
                 features_module.frozen_head(network.model, drop_rate, config.model, self.input_size)
                 for network in self.networks
             ]
+            self.trained = [*self.heads]
+        if config.cross_fit:
+            folds = derive_seed(config.seed, "folds")
+            head = self.heads[0]
+            self.trained = [features_module.head_per_fold(head, self.parts[0], config.cross_fit, folds, config.model)]
         self.ccc: CCC | None = None
         if issubclass(self.kind, CCC):
             pairs = zip(self.trained, self.networks, strict=True)
@@ -170,6 +180,8 @@ class Session:
             self.reporter.say(
                 " ".join([f"{config.objective}:", *(f"{key}={value_words(value)}" for key, value in options)])
             )
+        if config.cross_fit:
+            self.reporter.say(f"cross-fitting: {config.cross_fit} heads, each trained on the images outside its fold")
         names = ("epochs", "batch_size", "optimizer", "lr", "objective_lr", "weight_decay", "drop_rate", "schedule")
         told = (f"{name.replace('_', ' ')} {in_words(getattr(config, name))}" for name in (*names, "holdout", "seed"))
         self.reporter.say(", ".join(told))
@@ -202,11 +214,11 @@ class Session:
         with self.watch("features"):
             features = {name: self._features(name, files, evaluate, mode) for name, files in sets.items() if len(files)}
         self.item_features = features["images"]
-        for network, head in zip(self.networks, self.trained, strict=True):
+        for network in self.networks:
             network.objective.set_feature_dim(features["images"].shape[1])
             network.model.requires_grad_(False)
-            head.requires_grad_(True)
-            head.to(str(config.device))
+        for head in (*self.heads, *self.trained):
+            head.requires_grad_(True).to(str(config.device))
         return FeatureInputs(features, str(config.device))
 
     def _features(self, name: str, files: tuple[Path, ...], transform: Any, mode: str) -> Tensor:
@@ -254,7 +266,7 @@ class Session:
 
     def finish(self, trainer: Trainer, progress: Progress) -> Result:
         """Predict everything once more and write it all down."""
-        logits, _ = trainer.predict("images", torch.arange(len(self.data.images)))
+        logits, _ = trainer.predict("images", torch.arange(len(self.data.images)), out_of_fold=True)
         test_logits, _ = trainer.predict("test", torch.arange(len(self.data.test)))
         if self.item_features is None and is_timm(self.model):  # random ones before training say nothing
             self.item_features = self._extract("features", self.data.images.files, *self.transforms[::3])
@@ -328,6 +340,8 @@ class Session:
         model.load_state_dict(last)
 
     def _save(self, folder: Path) -> None:
+        if isinstance(self.trained[0], CrossFit):
+            self.heads[0].load_state_dict(self.trained[0].averaged())
         for network, place in zip(self.networks, (folder, folder / OTHER), strict=False):
             with writing(place / outputs.MODEL_FILES[0]):
                 outputs.save_model(place, *network, self.data.classes, self.input_size)

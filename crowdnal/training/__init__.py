@@ -2,6 +2,7 @@
 
 from crowdnal.training._callbacks import EMCallback, ObjectiveCallback
 from crowdnal.training._compare import CANDIDATES, VOTES, Comparison, compare
+from crowdnal.training._crossfit import CrossFit
 from crowdnal.training._mixing import mixed
 from crowdnal.training._model import CrowdModel, CrowdOutput, attach, unwrapped
 from crowdnal.training._optim import param_groups
@@ -13,6 +14,7 @@ from crowdnal.training._timm import classify, has_single_head, is_timm, pre_logi
 __all__ = [
     "CANDIDATES",
     "Comparison",
+    "CrossFit",
     "CrowdModel",
     "CrowdOutput",
     "EMCallback",

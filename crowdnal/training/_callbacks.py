@@ -99,6 +99,8 @@ class ObjectiveCallback:
     def predict(self) -> tuple[Tensor, Tensor | None]:
         """Logits ``[N, C]`` and features of the training set in its order, in evaluation mode, float32 at least.
 
+        Those of a :class:`crowdnal.CrossFit` are out of fold.
+
         Raises:
             ValueError: the loader leaves items out, or gives one that the training set does not have.
         """
@@ -112,7 +114,7 @@ class ObjectiveCallback:
                 yield rows, _to(images, device)
 
         with torch.random.fork_rng(devices=[]):
-            logits, features = predict_items(self.model, batches(), size, amp=self.amp)
+            logits, features = predict_items(self.model, batches(), size, amp=self.amp, out_of_fold=True)
         known = sum_over_processes(seen)  # each knows its own items; several may know of the same
         if bool((known == 0).any()):
             row = int((known == 0).nonzero()[0, 0])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crowdnal._utils.folds import deal
 from crowdnal._utils.options import check_amount, check_integer, typed
 from crowdnal.aggregation.em import (
     check_features,
@@ -122,8 +123,8 @@ def compare(
         def head() -> nn.Module:
             return nn.Sequential(nn.Dropout(0.5), nn.Linear(dim, classes))
 
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    run = _Run(x, annotations, classes, head, known, order % folds, epochs, batch_size, lr, objective_lr, seed)
+    fold = deal(len(x), folds, seed)
+    run = _Run(x, annotations, classes, head, known, fold, epochs, batch_size, lr, objective_lr, seed)
     names = list(dict.fromkeys([VOTES, *methods]))
     given = {name: (options or {}).get(name, {}) for name in names}
     with torch.random.fork_rng([]):

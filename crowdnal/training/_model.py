@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from crowdnal.data import Annotations, mark_batch
+from crowdnal.data import Annotations, as_annotations, mark_batch
 from crowdnal.objectives import Objective
+from crowdnal.training._crossfit import CrossFit, out_of_fold
 from crowdnal.training._fsdp import gathering, is_sharded
 from crowdnal.training._timm import (
     GroupMatcher,
@@ -99,6 +100,8 @@ class CrowdModel(nn.Module):
                 f"num_classes={num_classes} but the objective was made for {objective.num_classes} true "
                 "classes: make both the same, or leave num_classes out"
             )
+        if isinstance(model, CrossFit):
+            _check_cross_fit(objective, features)
         self._timm = is_timm(model)
         asked = self._timm and objective.needs_features and features is None
         if asked:  # refuses another length before anything changes
@@ -130,6 +133,8 @@ class CrowdModel(nn.Module):
         """
         if annotations is None and not self.objective.predicts:
             return self._logits(self._run(images))
+        if isinstance(self.backbone, CrossFit) and annotations is not None:
+            return self._cross_fitted(images, annotations)
         logits, features = self.logits_and_features(images)
         shape = logits.shape
         logits = logits.flatten(0, -2)
@@ -153,10 +158,29 @@ class CrowdModel(nn.Module):
 
         self._compiled_call_impl = call
 
-    def _run(self, images: Any) -> Any:
+    def _run(self, images: Any, function: Callable[..., Any] | None = None) -> Any:
+        function = self.backbone if function is None else function
         if isinstance(images, Mapping) and (self._any_keyword or self._keywords.issuperset(images)):
-            return self.backbone(**images)
-        return self.backbone(images)
+            return function(**images)
+        return function(images)
+
+    def _cross_fitted(self, images: Any, annotations: Annotations | Tensor) -> CrowdOutput:
+        """The mean loss of the copies, each of the items outside its fold, and out-of-fold logits."""
+        crossfit, objective = cast(CrossFit, self.backbone), self.objective
+        given = as_annotations(annotations, num_annotators=objective.num_annotators, num_classes=objective.num_labels)
+        scores = self._run(images, crossfit.scores)
+        self._logits(scores[0])
+        features = self.features(images) if objective.needs_features and self.features is not None else None
+        fold, losses = crossfit.fold_of(given), []
+        for k, own in enumerate(scores):
+            rows = (fold != k).nonzero()[:, 0]
+            there = rows.to(own.device)
+            logits = own[there]
+            if logits.requires_grad:  # of a mean of losses, but every copy learns as it would alone
+                logits.register_hook(lambda gradient: len(scores) * gradient)
+            kept = None if features is None else features[there]
+            losses.append(objective(logits, given[rows.to(given.device)], kept))
+        return CrowdOutput(torch.stack(losses).mean(), out_of_fold(scores.detach(), fold))
 
     def no_weight_decay(self) -> set[str]:
         """Names, as timm's optimizers ask for them: the backbone's own, and all parameters of the objective."""
@@ -186,8 +210,17 @@ class CrowdModel(nn.Module):
             "give: let it return (logits, features), or use attach(model, objective, features=...)"
         )
 
-    def predicted(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As :meth:`logits_and_features`, but the logits are the objective's where it predicts in a way of its own."""
+    def predicted(self, images: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """As :meth:`logits_and_features`, but the logits are the objective's where it predicts in a way of its own.
+
+        Args:
+            images: as of :meth:`forward`.
+            rows: ``[B]`` of these items in the training set, whose logits are then out of fold (:class:`CrossFit`).
+        """
+        if rows is not None and isinstance(self.backbone, CrossFit):
+            logits = out_of_fold(self._run(images, self.backbone.scores), self.backbone.fold[rows])
+            needed = self.objective.needs_features and self.features is not None
+            return self._logits(logits), self.features(images) if needed and self.features is not None else None
         logits, features = self.logits_and_features(images)
         return self.objective.predict(logits, features), features
 
@@ -227,6 +260,19 @@ class CrowdModel(nn.Module):
         raise ValueError(
             f"{type(self.backbone).__name__} returned {got} but the objective needs logits "
             f"[B, {num_classes}]: give the model {num_classes} outputs (its last layer), without a softmax"
+        )
+
+
+def _check_cross_fit(objective: Objective, features: Any) -> None:
+    name = type(objective).__name__
+    if objective.predicts:
+        raise ValueError(f"{name} predicts with heads of its own, which CrossFit does not part: attach without it")
+    if objective.reduction == "none":
+        raise ValueError("reduction='none' is the loss of one network: use 'mean' or 'sum' with CrossFit")
+    if objective.needs_features and features is None:
+        raise ValueError(
+            f"{name} needs features, which the copies of CrossFit each have in a space of their own: use "
+            "attach(model, objective, features=...), nn.Identity() for those of a frozen backbone"
         )
 
 

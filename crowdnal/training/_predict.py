@@ -15,7 +15,12 @@ from crowdnal.training._timm import evaluating
 
 @torch.no_grad()
 def predict_items(
-    model: CrowdModel, batches: Iterable[tuple[Tensor, Any]], num_items: int, *, amp: torch.dtype | None = None
+    model: CrowdModel,
+    batches: Iterable[tuple[Tensor, Any]],
+    num_items: int,
+    *,
+    amp: torch.dtype | None = None,
+    out_of_fold: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The objective's logits ``[N, C]`` and, where it needs them, features ``[N, D]``: float32 at least.
 
@@ -24,12 +29,14 @@ def predict_items(
         batches: rows ``[B]`` below N, and what the model takes of these items, on its device.
         num_items: N. Rows that no batch has are 0.
         amp: autocast dtype, None for none.
+        out_of_fold: the rows are those of the training set, and no item is predicted by what trained on it, where the
+            model is a :class:`CrossFit`.
     """
     tables: list[Tensor] = []
     with evaluating(model):
         for rows, images in batches:
             with torch.autocast(rows.device.type, amp, enabled=amp is not None):
-                logits, features = gathering(model, "predicted").predicted(images)
+                logits, features = gathering(model, "predicted").predicted(images, rows if out_of_fold else None)
                 given = [logits, *([] if features is None else [features])]
             for part in given[len(tables) :]:  # of the first batch
                 kind = torch.promote_types(part.dtype, torch.float32)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from crowdnal._utils.distributed import num_processes, sum_over_processes
 from crowdnal.data import Annotations
 from crowdnal.objectives import Objective
+from crowdnal.training._crossfit import CrossFit
 from crowdnal.training._model import unwrapped
 
 
@@ -32,8 +33,17 @@ def batch_shares(model: nn.Module, batches: Sequence[Annotations]) -> Tensor:
     Args:
         model: a CrowdModel (in whatever wraps it), or an objective.
         batches: of the annotations of one step of this process.
+
+    Raises:
+        ValueError: the model is a :class:`crowdnal.CrossFit`.
     """
-    objective = model if isinstance(model, Objective) else unwrapped(model).objective
+    if isinstance(model, Objective):
+        objective = model
+    else:
+        crowd = unwrapped(model)
+        objective = crowd.objective
+        if isinstance(crowd.backbone, CrossFit):
+            raise ValueError("model is a CrossFit, whose copies each have shares of their own: give it whole steps")
     if objective.reduction in ("sum", "none"):
         device = batches[0].device if batches else None
         return torch.full((len(batches),), float(num_processes()), device=device)

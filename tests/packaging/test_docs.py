@@ -71,6 +71,8 @@ def check_loops(scope: Scope, printed: str) -> None:
     assert printed.count("Round(") == 2  # EM is due before the second and the third epoch
     assert len(scope["log_likelihoods"]) == 2 and scope["model"].objective.name == "cmm"
     assert scope["score"] < 0
+    assert scope["out_of_fold"].shape == scope["unseen"].shape == (32, 8)
+    assert not torch.allclose(scope["out_of_fold"], scope["unseen"])
     assert scope["ccc"].corrects and scope["ccc"].groups.unique().numel() > 1
     assert_close(scope["probs"].sum(1), torch.ones(len(scope["images"])))
 
@@ -135,7 +137,7 @@ def check_mixtures(scope: Scope, printed: str) -> None:
 SMALL = {'"resnet50", pretrained=True': '"test_resnet"'}
 SWAPS: dict[str, list[dict[str, str]]] = {  # a block each: no download, few epochs
     "docs/loops.md": [
-        SMALL, {}, {}, {}, {}, {}, {}, {'"resnet18"': '"test_resnet"', "train, 20": "train, 2"},
+        SMALL, {}, {}, {}, {}, {}, {}, {'"resnet18"': '"test_resnet"', "train, 20": "train, 2"}, {},
         {'"resnet18"': '"test_resnet"', "range(60)": "(9, 10)"},
     ],
     "docs/command.md": [{'"resnet50", epochs=2': '"test_resnet", image_size=32, workers=0, holdout=0.2, epochs=2'}],

@@ -37,9 +37,9 @@ EVERYTHING = TrainConfig(
     columns=("task", "w", "l"), encoding="latin-1", missing=("2.0", "no, none"), classes=("x", "y z"),
     weights="w.pth", pretrained=True, image_size=32, augment="none",
     freeze_backbone=True, feature_cache=Path("c"), epochs=2, batch_size=3, lr=1.25e-05, objective_lr=1 / 3,
-    weight_decay=0.5, optimizer="sgd", drop_rate=0.25, schedule="cosine", holdout=0.125, test_images=Path("t"),
-    test_labels=Path("t.csv"), test_items=Path("t.txt"), truth=Path("r.csv"), gold=Path("g.csv"), seed=7, workers=1,
-    threads=2,
+    weight_decay=0.5, optimizer="sgd", drop_rate=0.25, schedule="cosine", cross_fit=4, holdout=0.125,
+    test_images=Path("t"), test_labels=Path("t.csv"), test_items=Path("t.txt"), truth=Path("r.csv"),
+    gold=Path("g.csv"), seed=7, workers=1, threads=2,
     device="cpu", amp=True, log="tensorboard",
 )  # fmt: skip
 

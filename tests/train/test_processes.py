@@ -72,6 +72,14 @@ def test_the_two_networks_of_ccc_do(root, tmp_path):
 
 @gloo
 @pytest.mark.slow
+def test_cross_fitting_is_of_one_process(root, tmp_path):
+    (said,) = in_two(go, [frozen(root, tmp_path / "two", cross_fit=3)], tmp_path / "said", "fork")
+    assert any("--cross-fit trains heads, which are small, in one process" in told for told in said) and all(said)
+    assert not (tmp_path / "two").exists()
+
+
+@gloo
+@pytest.mark.slow
 def test_every_objective_does(root, tmp_path):
     """Whose loss is a sum over labels or items; features are found in halves, rounds made of all predictions."""
     names = [name for name in OBJECTIVES if name not in COMPARE_ITEMS]
