@@ -25,7 +25,7 @@ from crowdnal.confusion import (
 )
 from crowdnal.data import Annotations, as_annotations
 from crowdnal.functional.reduction import reduce
-from crowdnal.functional.segments import annotation_weight, distinct, gather_rows, scatter_rows
+from crowdnal.functional.segments import distinct, gather_rows, labels_given
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 
@@ -110,10 +110,7 @@ class ConfusionObjective(Objective):
             self.crowd.copy_(found)
             self.informed.copy_((owners.counts > 1).any())
             self._begin((self.crowd / self.crowd.sum(1, keepdim=True)).clamp(min=LEAST).log())
-        weight = annotation_weight(owners, None, self.labels.dtype)
-        weight = torch.ones_like(owners.annotator, dtype=self.labels.dtype) if weight is None else weight
-        counted = scatter_rows(weight.unsqueeze(1), owners.annotator, owners.order, self.num_matrices)
-        self.labels.copy_(counted.squeeze(1))
+        self.labels.copy_(labels_given(owners))
 
     def drop_prior(self) -> None:
         """For what has no matrices that could have one."""
