@@ -24,7 +24,6 @@ from crowdnal.confusion import (
     shared_scores,
 )
 from crowdnal.data import Annotations, as_annotations
-from crowdnal.functional.reduction import reduce
 from crowdnal.functional.segments import distinct, gather_rows, labels_given
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
@@ -58,7 +57,8 @@ class ConfusionObjective(Objective):
             there, so that it moves as far as the labels of its annotator support: ``"crowd"``: as
             :func:`crowdnal.dawid_skene` finds it; or so many labels of each class in the crowd's proportions; or
             pseudo-counts ``[C, K]``. ``on_train_start(annotations)`` sets it, once; without that call, with a ``rank``
-            or K != C, and with None, the confusions begin and move as in the paper.
+            or K != C, and with None, the confusions begin and move as in the paper. The prior's part of the loss is a
+            mean over annotations whatever the ``reduction``, as that of a penalty.
     """
 
     annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | BlockwiseConfusion | VectorConfusion
@@ -126,9 +126,8 @@ class ConfusionObjective(Objective):
         loss = super()._loss(batch)
         if self.crowd is None or self.labels is None or batch.reduction == "none":
             return loss
-        annotations = batch.annotations
-        each = self._distances(self._by_matrix(annotations), self.crowd.to(loss.dtype), self.labels)
-        return loss + reduce(each.to(loss.dtype), annotations, batch.weight, batch.reduction)
+        each = self._distances(self._by_matrix(batch.annotations), self.crowd.to(loss.dtype), self.labels)
+        return loss + each.sum() / max(len(each), 1)
 
     def _distances(self, owners: Annotations, crowd: Tensor, labels: Tensor) -> Tensor:
         """``[nnz]`` a label's part of its annotator's prior: over an epoch each counts once, whatever the batches."""
@@ -137,7 +136,7 @@ class ConfusionObjective(Objective):
         mean = (crowd / total.where(total > 0, 1.0)).clamp(min=LEAST)
         rows = self.annotators.log_rows(chosen).to(crowd.dtype)
         distance = (crowd * (mean.log() - rows)).sum((1, 2)) / labels[chosen].clamp(min=1).to(crowd.dtype)
-        return gather_rows(distance.unsqueeze(1), slot, slot.argsort(stable=True)).squeeze(1)
+        return gather_rows(distance.unsqueeze(1), slot, owners.order).squeeze(1)
 
     @override
     def confusion(self) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from crowdnal import functional
-from crowdnal._utils.distributed import assign
 from crowdnal._utils.layers import MLP
 from crowdnal._utils.options import check_choice, check_integer
 from crowdnal.data import Annotations
@@ -20,8 +19,6 @@ BLOCK_NUMBERS = 1 << 22
 """About this many numbers are there at once where all annotators are gone through."""
 REFERENCES = 128
 """Of so many instances a shown confusion is the mean."""
-LEAST = 1e-3
-"""Least probability of a label that a confusion begins with."""
 EPSILON = 1e-12  # the least weight of one of them, for classes that none has
 
 
@@ -84,7 +81,7 @@ class PairOptions(TypedDict, total=False):
     embedding_dim: int
     feature_dim: int | None
     annotator_features: Tensor | None
-    init_diagonal: float | None
+    init_diagonal: float
 
 
 class PairModel(nn.Module):
@@ -98,7 +95,7 @@ class PairModel(nn.Module):
         self, num_classes: int, num_labels: int, num_annotators: int, *,
         instance: Instance = "features", num_items: int | None = None, num_latents: int = 4, hidden_dim: int = 16,
         num_layers: int = 4, competence_layers: int = 0, embedding_dim: int = 16, feature_dim: int | None = None,
-        annotator_features: Tensor | None = None, init_diagonal: float | None = None, num_tags: int = 1, tag_dim: int = 0,
+        annotator_features: Tensor | None = None, init_diagonal: float = 2.0, num_tags: int = 1, tag_dim: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         check_choice(Instance, instance=instance)
@@ -125,18 +122,9 @@ class PairModel(nn.Module):
         inputs = None if feature_dim is None else feature_dim + self.extra
         self.difficulty = MLP(inputs, [hidden_dim] * num_layers, size)
         self.competence = MLP(self.annotators.values.shape[1] + self.extra, [hidden_dim] * competence_layers, size)
-        self.init_diagonal = init_diagonal
-        diagonal = 2.0 if init_diagonal is None else init_diagonal
-        self._set_competence(diagonal * torch.eye(num_classes, num_labels))
-
-    def begin(self, crowd: Tensor) -> None:
-        """Everyone's competence is the crowd's confusion ``[C, K]``, given as pseudo-counts."""
-        self._set_competence((crowd / crowd.sum(1, keepdim=True)).clamp(min=LEAST).log())
-
-    @torch.no_grad()
-    def _set_competence(self, table: Tensor) -> None:
-        """What C is of an annotator whose features (or embedding) are all 0, ``[C, K]``."""
-        assign(self.competence.output.bias, table.unsqueeze(2).expand(self.shape).flatten())
+        with torch.no_grad():
+            diagonal = init_diagonal * torch.eye(num_classes, num_labels).unsqueeze(2).expand(self.shape)
+            self.competence.output.bias.copy_(diagonal.flatten())
 
     def set_feature_dim(self, feature_dim: int) -> None:
         """Makes the parameters that depend on the length of an instance's features; an error if it is another one."""

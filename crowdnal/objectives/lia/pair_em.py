@@ -10,7 +10,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from crowdnal._utils.options import check_amount, check_choice, check_integer
-from crowdnal.aggregation import dawid_skene
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, segment_sum
 from crowdnal.functional.segments import gather_rows
@@ -59,8 +58,7 @@ class PairEM(RoundsObjective):
         feature_dim: length of the features; None: inferred by ``attach``, or from the first batch (make that before
             ``DistributedDataParallel`` or ``torch.compile``).
         annotator_features: ``[R, F]``, known facts about annotators, standardised; None: embeddings.
-        init_diagonal: what C is initialised to for equal class and label; 0 elsewhere. None: 2, until
-            ``on_train_start`` sets the logarithm of the crowd's confusion (:func:`crowdnal.dawid_skene`; K = C).
+        init_diagonal: what C is initialised to for equal class and label; 0 elsewhere.
     """
 
     parts = (PairModel,)
@@ -100,17 +98,6 @@ class PairEM(RoundsObjective):
         self.reference_targets = torch.zeros(0, num_tags, num_classes)
         self._labels_of = None
         self._votes_only = False
-
-    @override
-    def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
-        """Makes the first targets, and competences that are the crowd's, or keeps those that a checkpoint brought."""
-        begins = annotations is not None and not self._loaded
-        super().on_train_start(annotations, predict)
-        if begins and self.pairs.init_diagonal is None and self.num_classes == self.num_labels:
-            assert self._annotations is not None
-            prior = dawid_skene(self._annotations).pseudo_counts
-            if prior is not None:
-                self.pairs.begin(prior)
 
     @property
     def _precision(self) -> float:
