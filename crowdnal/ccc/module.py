@@ -96,6 +96,8 @@ class CCC(nn.Module):
         sizes |= {"meta_size": (meta_size, model_a.objective.num_classes), "meta_batch_size": (meta_batch_size, 1)}
         check_options(sizes, correction_rate, scope, meta)
         self.model_a, self.model_b = model_a, model_b
+        for model in (model_a, model_b):
+            model.objective.drop_prior()  # what V corrects is the paper's CrowdLayer
         self.warmup_epochs, self.seed = warmup_epochs, seed
         self.meta_sets = MetaSets(meta_size, meta_batch_size)
         self.corrector = Corrector(num_groups, correction_rate, scope, meta)

@@ -82,9 +82,7 @@ class MaxMIG(Objective):
             return
         with torch.no_grad():
             if self.init != "identity":
-                assign(
-                    self.annotators.weight, log_confusions(annotations, self.init, self.offset, self.num_classes)
-                )
+                assign(self.annotators.weight, log_confusions(annotations, self.init, self.offset, self.num_classes))
             if self.class_prior != "uniform":
                 assign(self.prior_logits, log_class_prior(annotations, self.class_prior, self.num_classes))
 

@@ -42,7 +42,9 @@ class SingleConfusion(MixtureObjective):
         rank: int | None = None, confusion_prior: Prior = "crowd", **common: Unpack[ObjectiveOptions],
     ) -> None:  # fmt: skip
         everyone = [0] * num_annotators if isinstance(num_annotators, int) and num_annotators > 0 else None
-        super().__init__(num_classes, num_annotators, groups=everyone, rank=rank, confusion_prior=confusion_prior, **common)
+        super().__init__(
+            num_classes, num_annotators, groups=everyone, rank=rank, confusion_prior=confusion_prior, **common
+        )
         check_amount("the trace or norm is minimised", penalty_weight=penalty_weight)
         check_choice(Regularizer, regularizer=regularizer)
         self.penalty_weight = penalty_weight

@@ -19,11 +19,10 @@ from crowdnal.objectives.doctor_net import DoctorNet, DoctorNetOptions, nothing
 class WeightedDoctorNet(DoctorNet):
     """:class:`DoctorNet`, then weights for averaging its heads, learnt with everything else frozen (WDN).
 
-    To the loss of the heads is added the cross-entropy of each label against their weighted mean, of which only the
+    To the loss of the heads is added the mean cross-entropy of labels against their weighted mean, of which only the
     weights have a gradient: they follow the heads as these are trained. The paper trains the heads first
-    (``head_epochs``), which leaves those of a short run half trained. From epoch ``head_epochs`` on the loss is the
-    cross-entropy of each label against the weighted mean of all heads;
-    only the weights (a softmax over annotators, equal before) have a gradient, so that optimizers leave the rest alone
+    (``head_epochs``), which leaves those of a short run half trained: from epoch ``head_epochs`` on the loss is that
+    cross-entropy; only the weights (a softmax over annotators, equal before) have a gradient, so that optimizers leave the rest alone
     where ``zero_grad`` sets gradients to None (its default; DistributedDataParallel needs
     ``find_unused_parameters=True`` then). ``reduction="item_mean"`` is cross-entropy with an item's mean vote.
     ``log_likelihood`` is the weighted mean's own log-probability of each label. Needs ``on_epoch_start(epoch)`` then.
@@ -33,7 +32,12 @@ class WeightedDoctorNet(DoctorNet):
     """
 
     def __init__(
-        self, num_classes: int, num_annotators: int, *, head_epochs: int | None = None, **common: Unpack[DoctorNetOptions]
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        head_epochs: int | None = None,
+        **common: Unpack[DoctorNetOptions],
     ) -> None:
         super().__init__(num_classes, num_annotators, **common)
         if head_epochs is not None:
@@ -55,7 +59,10 @@ class WeightedDoctorNet(DoctorNet):
 
     def _loss(self, batch: Batch) -> Tensor:
         if self.head_epochs is None:
-            return super()._loss(batch)
+            loss = super()._loss(batch)
+            if batch.reduction == "none":
+                return loss + nothing(self.averaging).to(batch.logits.dtype)
+            return loss - self._log_likelihood(batch).sum() / max(batch.annotations.num_annotations, 1)
         if self._averages is None and self.training:
             raise RuntimeError(
                 "WeightedDoctorNet needs to know the epoch: call objective.on_epoch_start(epoch) before every epoch"
@@ -64,11 +71,9 @@ class WeightedDoctorNet(DoctorNet):
         return loss if self._averages else loss + nothing(self.averaging).to(batch.logits.dtype)
 
     def _nll(self, batch: Batch) -> Tensor:
-        together = self.head_epochs is None
-        if not (self._averages or together):
+        if not self._averages:
             return super()._nll(batch)
-        average = reduce(-self._log_likelihood(batch), batch.annotations, batch.weight, batch.reduction)
-        return super()._nll(batch) + average if together else average
+        return reduce(-self._log_likelihood(batch), batch.annotations, batch.weight, batch.reduction)
 
     def _label_log_probs(self, batch: Batch) -> Tensor:
         return self._averaged(batch)[batch.annotations.item] if self._averages else super()._label_log_probs(batch)

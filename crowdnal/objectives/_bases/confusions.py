@@ -87,7 +87,9 @@ class ConfusionObjective(Objective):
         if confusion_prior is not None:
             check_prior(confusion_prior, num_annotators, num_classes, self.num_labels)
             if isinstance(confusion_prior, Tensor) and confusion_prior.dim() == 3:
-                raise ValueError("confusion_prior must be of all annotators, [C, K]: their own would not be the crowd's")
+                raise ValueError(
+                    "confusion_prior must be of all annotators, [C, K]: their own would not be the crowd's"
+                )
         self.confusion_prior = confusion_prior
         self.has_prior = confusion_prior is not None and rank is None and self.num_labels == num_classes
         # pseudo-counts, 0 until training begins, and how many labels each matrix has
@@ -113,9 +115,11 @@ class ConfusionObjective(Objective):
         self.labels.copy_(labels_given(owners))
 
     def drop_prior(self) -> None:
-        """For what has no matrices that could have one."""
+        """The confusions begin and move as in the paper, as with ``confusion_prior=None``; before training only."""
         self.has_prior = False
         self.crowd = self.labels = self.informed = None
+        if isinstance(self.__dict__["_modules"].get("annotators"), (FreeConfusion, StackedConfusion)):
+            self.annotators.common = None
 
     def _begin(self, log_crowd: Tensor) -> None:
         """Sets all confusions to the crowd's, ``[C, K]``."""

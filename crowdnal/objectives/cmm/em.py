@@ -98,9 +98,7 @@ def expect_annotators(log_f: Tensor, log_alpha: Tensor, log_beta: Tensor, annota
     return Expected(counts, members, targets, joint.logsumexp(1).sum())
 
 
-def maximise(
-    expected: Expected, smoothing: float = 0.0, proportions_of: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def maximise(expected: Expected, smoothing: float = 0.0, proportions_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """M-step, equation 6: ``log_alpha [M]`` and ``log_beta [M, K, C]``.
 
     Args:

@@ -88,7 +88,9 @@ class CoNAL(SoftmaxObjective):
         self.mixing: Mixing = mixing
         self.separation_weight = separation_weight
         self.scope: Scope = scope
-        self.annotators: FreeConfusion | LowRankConfusion = self.free_matrices(INIT, sparse_grad=sparse_grad, common=False)
+        self.annotators: FreeConfusion | LowRankConfusion = self.free_matrices(
+            INIT, sparse_grad=sparse_grad, common=False
+        )
         self.common = nn.Parameter(INIT * eye(num_classes, self.num_labels))
         self.noise_source = NoiseSource(
             num_annotators, feature_dim, embedding_dim, hidden_dim, normalize_items, annotator_features, sparse_grad
