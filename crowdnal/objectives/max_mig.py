@@ -42,9 +42,9 @@ class MaxMIG(Objective):
 
     Args:
         init: ``"crowd"``: ``W_r[k, y] = log(A_r[k, y] + offset)``, A of :func:`crowdnal.dawid_skene`, whose prior is
-            the crowd's confusion; ``"votes"`` (also where K != C): ``W_r[k, y] = log(A_r[k, y] + offset)``, A counted over the training set with an item's mean
-            vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
-            ``on_train_start`` is not called): ``2 I``.
+            the crowd's confusion; ``"votes"`` (also where K != C): A counted over the training set with an item's mean
+            vote for its true class; both set by ``on_train_start(annotations)``; ``"identity"`` (also where that is
+            not called): ``2 I``.
         offset: above 0, see ``init``.
         class_prior: the distribution in the training set, of the classes that the same method finds (``"crowd"``) or
             of the ``"votes"``, set by ``on_train_start``; or the paper's ``"uniform"``, with which uneven classes are

@@ -52,9 +52,9 @@ class UnionNet(Objective):
     Args:
         variant: see above.
         init: ``"crowd"``: ``T_r[k, y] = log(A_r[k, y] + 1e-5)``, A of :func:`crowdnal.dawid_skene`, whose prior is the
-            crowd's confusion; ``"votes"`` (the paper; also where K != C): ``T_r[k, y] = log(A_r[k, y] + 1e-5)``, A counted over the training set with an item's mean
-            vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
-            ``on_train_start`` is not called): ``T_r = I``, which that code uses on LabelMe (up to 1e-5).
+            crowd's confusion; ``"votes"`` (the paper; also where K != C): A counted over the training set with an
+            item's mean vote for its true class; both set by ``on_train_start(annotations)``; ``"identity"`` (also
+            where that is not called): ``T_r = I``, which that code uses on LabelMe (up to 1e-5).
     """
 
     def __init__(

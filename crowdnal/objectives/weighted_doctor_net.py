@@ -22,8 +22,8 @@ class WeightedDoctorNet(DoctorNet):
     To the loss of the heads is added the mean cross-entropy of labels against their weighted mean, of which only the
     weights have a gradient: they follow the heads as these are trained. The paper trains the heads first
     (``head_epochs``), which leaves those of a short run half trained: from epoch ``head_epochs`` on the loss is that
-    cross-entropy; only the weights (a softmax over annotators, equal before) have a gradient, so that optimizers leave the rest alone
-    where ``zero_grad`` sets gradients to None (its default; DistributedDataParallel needs
+    cross-entropy; only the weights (a softmax over annotators, equal before) have a gradient, so that optimizers leave
+    the rest alone where ``zero_grad`` sets gradients to None (its default; DistributedDataParallel needs
     ``find_unused_parameters=True`` then). ``reduction="item_mean"`` is cross-entropy with an item's mean vote.
     ``log_likelihood`` is the weighted mean's own log-probability of each label. Needs ``on_epoch_start(epoch)`` then.
 

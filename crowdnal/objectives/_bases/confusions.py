@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from crowdnal import metrics
+from crowdnal._utils.probability import proportions
 from crowdnal.aggregation import dawid_skene, posterior_of_log_likelihood
 from crowdnal.aggregation.em import Prior, check_prior
 from crowdnal.confusion import (
@@ -109,9 +110,10 @@ class ConfusionObjective(Objective):
             found = prior if isinstance(prior, Tensor) else dawid_skene(owners, confusion_prior=prior).pseudo_counts
             if found is None:  # of no labels at all
                 return
-            self.crowd.copy_(found)
+            mean = proportions(found, 1, LEAST)
+            self.crowd.copy_(found.sum(1, keepdim=True) * mean)
             self.informed.copy_((owners.counts > 1).any())
-            self._begin((self.crowd / self.crowd.sum(1, keepdim=True)).clamp(min=LEAST).log())
+            self._begin(mean.log())
         self.labels.copy_(labels_given(owners))
 
     def drop_prior(self) -> None:
@@ -123,21 +125,21 @@ class ConfusionObjective(Objective):
 
     def _begin(self, log_crowd: Tensor) -> None:
         """Sets all confusions to the crowd's, ``[C, K]``."""
-        assert not isinstance(self.annotators, (LowRankMixture, VectorConfusion, LowRankConfusion))
+        assert isinstance(self.annotators, (FreeConfusion, NormalizedConfusion, StackedConfusion))
         self.annotators.begin(log_crowd)
 
     def _loss(self, batch: Batch) -> Tensor:
         loss = super()._loss(batch)
-        if self.crowd is None or self.labels is None or batch.reduction == "none":
+        if self.crowd is None or self.labels is None or self.informed is None or batch.reduction == "none":
             return loss
         each = self._distances(self._by_matrix(batch.annotations), self.crowd.to(loss.dtype), self.labels)
-        return loss + each.sum() / max(len(each), 1)
+        return loss + self.informed.to(loss.dtype) * each.sum() / max(len(each), 1)
 
     def _distances(self, owners: Annotations, crowd: Tensor, labels: Tensor) -> Tensor:
         """``[nnz]`` a label's part of its annotator's prior: over an epoch each counts once, whatever the batches."""
         chosen, slot = distinct(owners.annotator, owners.order, self.num_matrices)
-        total = crowd.sum(1, keepdim=True)
-        mean = (crowd / total.where(total > 0, 1.0)).clamp(min=LEAST)
+        mean = proportions(crowd, 1)
+        assert isinstance(self.annotators, (FreeConfusion, NormalizedConfusion, StackedConfusion))
         rows = self.annotators.log_rows(chosen).to(crowd.dtype)
         distance = (crowd * (mean.log() - rows)).sum((1, 2)) / labels[chosen].clamp(min=1).to(crowd.dtype)
         return gather_rows(distance.unsqueeze(1), slot, owners.order).squeeze(1)

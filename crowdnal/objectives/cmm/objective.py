@@ -60,8 +60,8 @@ class CMM(GroupedObjective):
             to W = 0; gradient form only.
         smoothing: pseudo-count for every group and (in the mean) cell, 0 or more; 0 is equation 6, and never lowers the
             likelihood.
-        laplace: the cells' are equal, as in the authors' code, which makes every label of many classes likely; otherwise
-            (EM, K = C) in the proportions of the crowd's confusion, counted against the votes.
+        laplace: the cells' are equal, as in the authors' code, which makes every label of many classes likely;
+            otherwise (EM, K = C) in the proportions of the crowd's confusion, counted against the votes.
         max_rounds: 1 or more.
         tolerance: no more rounds, and :attr:`converged` (a loop may end), once the log-likelihood changes by less than
             this part of it.

@@ -157,7 +157,7 @@ class CoNAL(SoftmaxObjective):
         return source if self.informed is None else source.where(self.informed > 0, _ALL)
 
     def _together(self, p: Tensor) -> Tensor:
-        """Scores ``[B, K]`` of the common confusion; one that began with the crowd's is of probabilities, not scores."""
+        """Scores ``[B, K]`` of the common confusion, which is of probabilities where it began with the crowd's."""
         common = self.common.to(p.dtype)
         if self.crowd is None:
             return p @ common

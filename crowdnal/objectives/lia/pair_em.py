@@ -73,9 +73,9 @@ class PairEM(RoundsObjective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        rounds: int = 10, finetune: Finetune = "item", use_prior: bool = True, competence_precision: float | None = None,
-        epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16, num_labels: int | None = None,
-        reduction: Reduction = "mean", **pairs: Unpack[PairOptions],
+        rounds: int = 10, finetune: Finetune = "item", use_prior: bool = True,
+        competence_precision: float | None = None, epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16,
+        num_labels: int | None = None, reduction: Reduction = "mean", **pairs: Unpack[PairOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round
