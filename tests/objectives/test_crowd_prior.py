@@ -1,4 +1,4 @@
-"""The prior of confusions that are trained by gradients: where they begin, what it adds to the loss, how far it holds."""
+"""The prior of confusions that gradients train: where they begin, what it adds to the loss, how far it holds."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ClassPrior = Literal["crowd", "votes", "uniform"]
 
 
 def log_confusions(annotations: Annotations, init: Init, offset: float, num_classes: int) -> Tensor:
-    """``log(A + offset)`` ``[R, K, C]``, of :func:`crowdnal.dawid_skene` or counted against the votes (so if K != C)."""
+    """``log(A + offset)`` ``[R, K, C]``, of :func:`crowdnal.dawid_skene` or of the votes (so if K != C)."""
     if init == "crowd" and annotations.num_classes == num_classes:
         return (dawid_skene(annotations).confusion + offset).log().transpose(1, 2)
     return vote_log_confusion(annotations, offset, num_classes)
