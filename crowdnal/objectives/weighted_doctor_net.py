@@ -19,7 +19,7 @@ from crowdnal.objectives.doctor_net import DoctorNet, DoctorNetOptions, nothing
 class WeightedDoctorNet(DoctorNet):
     """:class:`DoctorNet`, then weights for averaging its heads, learnt with everything else frozen (WDN).
 
-    To the loss of the heads is added the mean cross-entropy of labels against their weighted mean, of which only the
+    To the loss of the heads is added the cross-entropy of each label against their weighted mean, of which only the
     weights have a gradient: they follow the heads as these are trained. The paper trains the heads first
     (``head_epochs``), which leaves those of a short run half trained: from epoch ``head_epochs`` on the loss is that
     cross-entropy; only the weights (a softmax over annotators, equal before) have a gradient, so that optimizers leave
@@ -62,7 +62,7 @@ class WeightedDoctorNet(DoctorNet):
             loss = super()._loss(batch)
             if batch.reduction == "none":
                 return loss + nothing(self.averaging).to(batch.logits.dtype)
-            return loss - self._log_likelihood(batch).sum() / max(batch.annotations.num_annotations, 1)
+            return loss + self._of_average(batch)
         if self._averages is None and self.training:
             raise RuntimeError(
                 "WeightedDoctorNet needs to know the epoch: call objective.on_epoch_start(epoch) before every epoch"
@@ -73,6 +73,9 @@ class WeightedDoctorNet(DoctorNet):
     def _nll(self, batch: Batch) -> Tensor:
         if not self._averages:
             return super()._nll(batch)
+        return self._of_average(batch)
+
+    def _of_average(self, batch: Batch) -> Tensor:
         return reduce(-self._log_likelihood(batch), batch.annotations, batch.weight, batch.reduction)
 
     def _label_log_probs(self, batch: Batch) -> Tensor:

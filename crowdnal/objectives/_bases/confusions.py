@@ -25,6 +25,7 @@ from crowdnal.confusion import (
     shared_scores,
 )
 from crowdnal.data import Annotations, as_annotations
+from crowdnal.functional.reduction import reduce
 from crowdnal.functional.segments import distinct, gather_rows, labels_given
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
@@ -58,8 +59,7 @@ class ConfusionObjective(Objective):
             there, so that it moves as far as the labels of its annotator support: ``"crowd"``: as
             :func:`crowdnal.dawid_skene` finds it; or so many labels of each class in the crowd's proportions; or
             pseudo-counts ``[C, K]``. ``on_train_start(annotations)`` sets it, once; without that call, with a ``rank``
-            or K != C, and with None, the confusions begin and move as in the paper. The prior's part of the loss is a
-            mean over annotations whatever the ``reduction``, as that of a penalty.
+            or K != C, and with None, the confusions begin and move as in the paper.
     """
 
     annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | BlockwiseConfusion | VectorConfusion
@@ -133,7 +133,7 @@ class ConfusionObjective(Objective):
         if self.crowd is None or self.labels is None or self.informed is None or batch.reduction == "none":
             return loss
         each = self._distances(self._by_matrix(batch.annotations), self.crowd.to(loss.dtype), self.labels)
-        return loss + self.informed.to(loss.dtype) * each.sum() / max(len(each), 1)
+        return loss + reduce(self.informed * each.to(loss.dtype), batch.annotations, batch.weight, batch.reduction)
 
     def _distances(self, owners: Annotations, crowd: Tensor, labels: Tensor) -> Tensor:
         """``[nnz]`` a label's part of its annotator's prior: over an epoch each counts once, whatever the batches."""
