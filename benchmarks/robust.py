@@ -21,12 +21,13 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _tables import aggregation, music
+from _tables import aggregation, lia, music
 from _tables.labelme import label_data
 from _tables.training import CLEAN, Data, Network, Recipe, train
 from torch import Tensor, nn
@@ -38,7 +39,8 @@ from crowdnal.objectives import OBJECTIVES
 from crowdnal.training import CANDIDATES
 
 LABEL_SETS = ("weather", "web", "product", "polarity", "trec", "rte", "temporal", "bluebirds", "dog", "face")
-TRAINING_SETS = ("labelme", "music", "product_pairs")
+TRAINING_SETS = ("labelme", "music", "product_pairs", "medical cause", "medical treat")
+REDUNDANCY = 3  # judgements a sentence of the medical relations, of fifteen
 VOTES = "majority-vote"
 LEFT_OUT = {"kos": "two classes", "label-model": "an optional library", "lia-ml": "many tags an item"}
 PAPERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -116,6 +118,7 @@ def _right(posterior: Tensor, truth: Tensor) -> float:
 def training_crowds(root: Path | None, wanted: list[str] | None) -> Iterator[tuple[str, Callable[[int], Data]]]:
     """Names, and the data of each seed."""
     readers = {"labelme": _labelme, "music": music.read, "product_pairs": _product_pairs}
+    readers |= {f"medical {task}": partial(_medical, task) for task in ("cause", "treat")}
     for name in TRAINING_SETS if root else ():
         if root and (wanted is None or name in wanted):
             data = readers[name](root)
@@ -146,6 +149,16 @@ def _product_pairs(root: Path) -> Data:
     return Data(x, annotations, truth, x_test, test)
 
 
+def _medical(task: str, root: Path) -> Data:
+    """Whether a sentence says that something causes, or treats, something; tested on those that experts know."""
+    data = lia.Medical(root)
+    expert = data.expert[task]
+    known, rest = (expert >= 0).nonzero().squeeze(1), (expert < 0).nonzero().squeeze(1)
+    annotations = data.of_tag(data.sample(REDUNDANCY, 0), task)[rest]
+    annotations.item_id = torch.arange(len(rest))
+    return Data(data.x[rest], annotations, expert[rest], data.x[known], expert[known])
+
+
 def training(
     root: Path | None, methods: list[str], crowds: list[str] | None, seeds: int
 ) -> dict[str, dict[str, float]]:
@@ -165,6 +178,8 @@ def training(
         last = "accuracy_last"
         voted = [train(data, VOTES, {}, recipe, seed, heldout=False)[last] for seed, data in run]
         for method in methods:
+            if method == CLEAN and bool((drawn[0].truth < 0).any()):
+                continue  # nobody knows the classes of what it would be trained on
             accuracies = [train(data, method, {}, recipe, seed, heldout=False)[last] for seed, data in run]
             _tell(found, method, crowd, accuracies, voted)
     return found
@@ -200,12 +215,12 @@ def _tell(found: dict, method: str, crowd: str, accuracies: list[float], voted: 
 
 def table(found: dict[str, dict[str, float]]) -> str:
     """As Markdown, a row for each method, the best mean first."""
-    crowds = list(next(iter(found.values())))
+    crowds = list(dict.fromkeys(crowd for ahead in found.values() for crowd in ahead))
     rows = [f"| method | mean | worst | below -.01 | {' | '.join(crowds)} |", "| --- " * (len(crowds) + 4) + "|"]
     for method, ahead in sorted(found.items(), key=lambda entry: -statistics.fmean(entry[1].values())):
         values = list(ahead.values())
         below = sum(value < -0.01 for value in values)
-        cells = " | ".join(f"{1000 * value:+.0f}" for value in values)
+        cells = " | ".join(f"{1000 * ahead[crowd]:+.0f}" if crowd in ahead else "" for crowd in crowds)
         mean, worst = 1000 * statistics.fmean(values), 1000 * min(values)
         rows.append(f"| {method} | {mean:+.1f} | {worst:+.0f} | {below}/{len(values)} | {cells} |")
     return "\n".join(rows)

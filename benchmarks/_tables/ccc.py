@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import crowdnal
 from _tables.labelme import label_data, lite0
+from _tables.methods import NO_PRIOR
 from _tables.training import Data, Network, Recipe, Row, row, train
 from crowdnal.simulation import sparse_crowd
 
@@ -99,7 +100,7 @@ def labelme(root: Path, seeds: int, quick: bool) -> list[Row]:
 
 def each(data: Data, recipe: Recipe, coupled: Coupled, seed: int) -> dict[str, float]:
     """Test accuracy of every method at the last epoch."""
-    plain = {m: train(data, m, {}, recipe, seed, heldout=False)[METRIC] for m in ("crowd-layer", "conal")}
+    plain = {m: train(data, m, NO_PRIOR, recipe, seed, heldout=False)[METRIC] for m in ("crowd-layer", "conal")}
     two = train_coupled(data, recipe, coupled, seed, correction_rate=0.0)
     return {**plain, "crowd-layer, two networks": two, "ccc": train_coupled(data, recipe, coupled, seed)}
 

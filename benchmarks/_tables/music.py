@@ -18,7 +18,7 @@ PAPER = {
     "majority-vote": 0.7253, "crowd-layer": 0.8146, "doctor-net": 0.7658, "trace": 0.7912, "max-mig": 0.8137,
     "conal": 0.8406, "crowd-layer-over": 0.8047,
 }  # fmt: skip
-CONAL = {"embedding_dim": 80, "normalize_items": False}  # the authors', here
+CONAL = {"embedding_dim": 80, "normalize_items": False, "confusion_prior": None}  # the authors', here
 
 
 def run(root: Path, seeds: int, quick: bool, methods: Sequence[str] | None = None) -> list[Row]:

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from crowdnal._utils.options import check_integer, check_positive, typed
 from crowdnal.aggregation._votes import vote_proportions
-from crowdnal.aggregation.em import AggregationResult, check_options, say_collapse, weights_of
+from crowdnal.aggregation.em import (
+    AggregationResult,
+    check_options,
+    crowd_or_right,
+    crowd_strength,
+    log_proportions,
+    say_collapse,
+    weights_of,
+)
 from crowdnal.data import Annotations
 from crowdnal.functional import em_step, label_counts
 
@@ -50,7 +58,9 @@ def ibcc(
     Dawid-Skene with a Dirichlet prior on every row of every confusion and on the class prior, whose uncertainty is
     kept: an annotator with few labels says little. Starts from the vote proportions. Confusions and class prior are
     inferred from the items with two labels or more, as a single one agrees with itself; counted too, single labels
-    make one class of everything, which the priors think likelier than the classes that labels name.
+    make one class of everything, which the priors think likelier than the classes that labels name. What class an item
+    with one label has is then read off its annotator's confusion, which counts beside the crowd's, whatever the class
+    prior: without a second label, that would overrule who gave few.
 
     Args:
         annotations: the whole data set. A weight says how often its annotation counts.
@@ -153,6 +163,19 @@ class Labels:
         _, found, _, _ = em_step(log_prior, log_cells, self.weight, self.all)
         return found / found.sum(1, keepdim=True)  # the mean logarithms of a prior sum to less than 1
 
+    def of_single_labels(self, posterior: Tensor) -> Tensor:
+        """``[N, C]``, of items with one label from their annotator's confusion alone, shrunk to the crowd's."""
+        a = self.all
+        single = a.counts == 1
+        if not bool(single.any()):
+            return posterior
+        crowd = crowd_or_right(self.votes, a, self.weight, None)
+        counts, _ = self.count(posterior)
+        n = a.indptr[:-1][single]
+        confusion = log_proportions(counts, crowd_strength(counts, crowd) * crowd.t())
+        posterior[single] = confusion[a.annotator[n], a.label[n]].softmax(1)
+        return posterior
+
 
 class _Subtypes:
     """Mean-field of classes with M subtypes each; the C M latent classes are one E-step of Dawid-Skene."""
@@ -199,8 +222,9 @@ class _Subtypes:
         share = (of_kind / of_kind.sum(1, keepdim=True)).view(1, 1, self.classes, self.subtypes)
         own = (cells / cells.sum(1, keepdim=True)).view(*cells.shape[:2], self.classes, self.subtypes)
         joint = labels.posterior(log_prior, log_cells)
+        posterior = joint.view(len(joint), self.classes, self.subtypes).sum(2)
         return BCCResult(
-            joint.view(len(joint), self.classes, self.subtypes).sum(2),
+            labels.of_single_labels(posterior),
             (own * share).sum(3).transpose(1, 2).contiguous(),
             of_class / of_class.sum(),
             bounds,

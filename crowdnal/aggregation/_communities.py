@@ -89,7 +89,7 @@ def cbcc(
         loss, counts, sums = labels.expect(log_prior, log_cells)
         bounds.append(-loss - float(divergence(of_class, class_prior, 0)) - model.distance())
         converged = len(bounds) > 1 and bounds[-1] - bounds[-2] < tolerance * labels.total
-    posterior = labels.posterior(log_prior, log_cells)
+    posterior = labels.of_single_labels(labels.posterior(log_prior, log_cells))
     say_collapse(posterior, annotations, "cbcc")
     return CBCCResult(
         posterior,

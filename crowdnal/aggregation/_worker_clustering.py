@@ -25,6 +25,9 @@ from crowdnal.aggregation.em import (
 from crowdnal.data import Annotations, as_gold
 from crowdnal.functional import em_step
 
+MOST = 3
+"""Clusters that are tried where their number is not given."""
+
 
 @dataclass
 class WorkerClusteringResult(AggregationResult):
@@ -56,7 +59,7 @@ class WorkerClusteringResult(AggregationResult):
 @torch.no_grad()
 def worker_clustering(
     annotations: Annotations,
-    num_clusters: int = 3,
+    num_clusters: int | None = None,
     *,
     max_iterations: int = 100,
     tolerance: float = 1e-5,
@@ -77,7 +80,8 @@ def worker_clustering(
 
     Args:
         annotations: the whole data set. A weight says how often its annotation counts.
-        num_clusters: M, 1 to R.
+        num_clusters: M, 1 to R; None: the one of 1 to 3 (``MOST``) with the best Bayesian information criterion, so
+            that a cluster more has to explain the labels better than its parameters alone would.
         max_iterations: 1 or more.
         tolerance: stop when the objective rises by less than this per annotation; a negative one never stops.
         smoothing: pseudo-count added to every cell of every cluster's confusion, in the mean: they are in the
@@ -90,13 +94,25 @@ def worker_clustering(
     """
     gold = None if gold is None else as_gold(gold, annotations, annotations.num_classes)
     check_options(annotations, annotations.num_classes, gold, None, smoothing, dtype)
-    if not 1 <= num_clusters <= max(annotations.num_annotators, 1):
+    most = max(annotations.num_annotators, 1)
+    if num_clusters is not None and not 1 <= num_clusters <= most:
         raise ValueError(f"num_clusters={num_clusters} must be 1 to R={annotations.num_annotators} annotators")
-    model = _Model(annotations, num_clusters, smoothing, None if gold is None else gold.to(annotations.device), dtype)
-    objective, converged = iterate(model.maximise, model.expect, max_iterations, tolerance * model.total)
-    say_collapse(model.posterior, annotations, "worker_clustering")
-    clusters = model.log_clusters.exp().transpose(1, 2).contiguous()
-    return WorkerClusteringResult(model.posterior, model.membership, clusters, model.class_prior, objective, converged)
+    gold = None if gold is None else gold.to(annotations.device)
+    sizes = range(1, min(MOST, most) + 1) if num_clusters is None else (num_clusters,)
+    found: list[WorkerClusteringResult] = []
+    for size in sizes:
+        model = _Model(annotations, size, smoothing, gold, dtype)
+        objective, converged = iterate(model.maximise, model.expect, max_iterations, tolerance * model.total)
+        clusters = model.log_clusters.exp().transpose(1, 2).contiguous()
+        found.append(
+            WorkerClusteringResult(
+                model.posterior, model.membership, clusters, model.class_prior, objective, converged
+            )
+        )  # fmt: skip
+    cells, labels = annotations.num_classes * (annotations.num_classes - 1), max(model.total, 1.0)
+    best = max(found, key=lambda one: one.objective[-1] - len(one.clusters) * (cells + 1) * math.log(labels) / 2)
+    say_collapse(best.posterior, annotations, "worker_clustering")
+    return best
 
 
 class _Model:

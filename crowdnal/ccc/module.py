@@ -16,6 +16,7 @@ from crowdnal.ccc.meta_sets import MetaSets
 from crowdnal.ccc.passes import at_least_float32
 from crowdnal.ccc.step import CCCOutput, Corrector, Meta, Optimizer, Scope, confusion_of, plain_step
 from crowdnal.data import Annotations, CrowdDataset
+from crowdnal.objectives import CrowdLayer
 from crowdnal.training import CrowdModel
 
 
@@ -96,6 +97,9 @@ class CCC(nn.Module):
         sizes |= {"meta_size": (meta_size, model_a.objective.num_classes), "meta_batch_size": (meta_batch_size, 1)}
         check_options(sizes, correction_rate, scope, meta)
         self.model_a, self.model_b = model_a, model_b
+        for model in (model_a, model_b):
+            assert isinstance(model.objective, CrowdLayer)
+            model.objective.drop_prior()  # what V corrects is the paper's
         self.warmup_epochs, self.seed = warmup_epochs, seed
         self.meta_sets = MetaSets(meta_size, meta_batch_size)
         self.corrector = Corrector(num_groups, correction_rate, scope, meta)

@@ -11,6 +11,7 @@ from crowdnal.confusion._full import (
     VectorConfusion,
     eye,
     root,
+    shared_scores,
     whole,
 )
 from crowdnal.confusion.low_rank import BlockwiseConfusion, LowRankConfusion, LowRankMixture
@@ -28,5 +29,6 @@ __all__ = [
     "VectorConfusion",
     "eye",
     "root",
+    "shared_scores",
     "whole",
 ]

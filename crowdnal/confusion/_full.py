@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from crowdnal import reference
+from crowdnal._utils.distributed import assign
 from crowdnal._utils.options import check_choice
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
@@ -41,15 +42,21 @@ class FreeConfusion(nn.Module):
     """Unconstrained matrix per annotator for the softmax link, initialised to ``scale`` times the identity.
 
     ``weight [R, C, K]``: row k holds the scores of the observed labels when the true class is k. ``sparse_grad``:
-    gradients through the matrices of given annotators are sparse.
+    gradients through the matrices of given annotators are sparse. ``common``: a buffer ``[C, K]``, initialised to 0,
+    holds logarithms of what all have in common, which the matrices deviate from: it is added to the rows that are shown
+    (and `shared_scores` to the scores ``p W_r``, which is the caller's part).
     """
 
+    common: Tensor | None
+
     def __init__(
-        self, num_annotators: int, num_classes: int, num_labels: int, *, scale: float = 1.0, sparse_grad: bool = False
-    ) -> None:
+        self, num_annotators: int, num_classes: int, num_labels: int, *,
+        scale: float = 1.0, sparse_grad: bool = False, common: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.scale = scale
         self.sparse_grad = sparse_grad
+        self.register_buffer("common", torch.zeros(num_classes, num_labels) if common else None)
         self.weight = nn.Parameter(torch.empty(num_annotators, num_classes, num_labels))
         self.reset_parameters()
 
@@ -62,6 +69,25 @@ class FreeConfusion(nn.Module):
         """Scores of the observed labels ``[nnz, K]`` given ``probs [B, C]``."""
         weight, index = compact(self.weight, annotations) if self.sparse_grad else (self.weight, index_of(annotations))
         return mix_indexed(probs, weight.to(probs.dtype), index)
+
+    @torch.no_grad()
+    def begin(self, log_crowd: Tensor) -> None:
+        """Everyone is like the crowd ``[C, K]``, as logarithms: in ``common``, or else in their own matrix."""
+        if self.common is None:
+            assign(self.weight, log_crowd.to(self.weight.dtype).expand(self.weight.shape))
+        else:
+            self.common.copy_(log_crowd)
+            assign(self.weight, torch.zeros_like(self.weight))
+
+    def log_rows(self, annotators: Tensor) -> Tensor:
+        """Differentiable ``[r, C, K]``: logarithms of the rows that are shown, of these annotators."""
+        matrices = self._of(annotators)
+        return (matrices if self.common is None else matrices + self.common.to(matrices.dtype)).log_softmax(-1)
+
+    def _of(self, annotators: Tensor) -> Tensor:
+        """Differentiable matrices of these annotators, at least in float32."""
+        weight = select(self.weight, annotators) if self.sparse_grad else self.weight[annotators]
+        return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
     def nll(
         self,
@@ -81,9 +107,7 @@ class FreeConfusion(nn.Module):
 
     def distances(self, common: Tensor, annotators: Tensor | None = None) -> Tensor:
         """Differentiable ``‖W_r - common‖`` (Frobenius; 0 without a gradient where equal) of all, or of these."""
-        weight: Tensor = self.weight
-        if annotators is not None:
-            weight = select(weight, annotators) if self.sparse_grad else weight[annotators]
+        weight = self.weight if annotators is None else self._of(annotators)
         dtype = torch.promote_types(weight.dtype, torch.float32)
         return root((weight.to(dtype) - common.to(dtype)).square().sum((1, 2)))
 
@@ -101,11 +125,17 @@ class FreeConfusion(nn.Module):
 
     def probs(self) -> Tensor:
         """``[R, C, K]``: softmax of each row."""
-        return whole(self.weight).softmax(-1)
+        weight = whole(self.weight)
+        return (weight if self.common is None else weight + self.common.to(weight.dtype)).softmax(-1)
 
     @override
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, scale={self.scale}"
+
+
+def shared_scores(probs: Tensor, common: Tensor) -> Tensor:
+    """``log(p exp(common))`` ``[B, K]``: of labels that come from confusions ``[C, K]`` given as logarithms."""
+    return (probs @ common.to(probs.dtype).exp()).log()
 
 
 class VectorConfusion(nn.Module):
@@ -211,6 +241,16 @@ class NormalizedConfusion(nn.Module):
     def _log(self, weight: Tensor) -> Tensor:
         softplus = self.normalization == "softplus"
         return reference.log_confusion(weight, reference.SOFTPLUS if softplus else reference.SOFTMAX)
+
+    @torch.no_grad()
+    def begin(self, log_crowd: Tensor) -> None:
+        """Everyone's matrix is that of the crowd ``[C, K]``, given as logarithms."""
+        table = log_crowd if self.normalization == "softmax" else log_crowd.exp().expm1().log()
+        assign(self.weight, table.t().to(self.weight.dtype).expand(self.weight.shape))
+
+    def log_rows(self, annotators: Tensor) -> Tensor:
+        """Differentiable ``[r, C, K]``: logarithms of the rows of these annotators."""
+        return self.log_probs(annotators).transpose(1, 2)
 
     def traces(self, annotators: Tensor | None = None) -> Tensor:
         """Differentiable trace of every (given) annotator's matrix, ``[R]``; of min(C, K) cells."""

@@ -60,6 +60,14 @@ def scatter_rows(values: Tensor, key: Tensor, order: Tensor, num_rows: int) -> T
     return mix_annotators(values.new_ones(key.shape[0], 1), values, _rows(key, order), num_rows).squeeze(1)
 
 
+def labels_given(annotations: Annotations) -> Tensor:
+    """``[R]`` how many labels each annotator gave, by their weights."""
+    weight = annotation_weight(annotations, None, torch.float32)
+    ones = torch.ones_like(annotations.annotator, dtype=torch.float32) if weight is None else weight
+    count = annotations.num_annotators
+    return scatter_rows(ones.unsqueeze(1), annotations.annotator, annotations.order, count).squeeze(1)
+
+
 def distinct(key: Tensor, order: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
     """Each of the keys [nnz], below num_keys, once: values [min(nnz, num_keys)] in order, and the slot [nnz] of each.
 

@@ -53,6 +53,7 @@ class CrowdLayer(SoftmaxObjective):
             self.annotators = self.free_matrices(sparse_grad=sparse_grad)
         else:
             self.require_square(f"CrowdLayer(variant={variant!r})")
+            self.drop_prior()
             self.annotators = VectorConfusion(
                 self.num_matrices, num_classes, scale=variant != "VB", bias=variant != "VW"
             )

@@ -25,7 +25,7 @@ class DLWC(AggregateFirst):
     ``on_train_start(annotations)``.
 
     Args:
-        num_clusters: M, 1 to R.
+        num_clusters: M, 1 to R; None: as :func:`crowdnal.worker_clustering` finds it.
         max_iterations: of the clustering.
         smoothing: pseudo-count added to every cell of every cluster's confusion.
     """
@@ -34,11 +34,11 @@ class DLWC(AggregateFirst):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        num_clusters: int = 3, soft: bool = True, max_iterations: int = 100, smoothing: float = 0.01,
+        num_clusters: int | None = None, soft: bool = True, max_iterations: int = 100, smoothing: float = 0.01,
         gold: Tensor | None = None, **common: Unpack[ObjectiveOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, soft=soft, smoothing=smoothing, gold=gold, **common)
-        if not 1 <= num_clusters <= num_annotators:
+        if num_clusters is not None and not 1 <= num_clusters <= num_annotators:
             raise ValueError(f"num_clusters={num_clusters!r} must be 1 to num_annotators={num_annotators}")
         check_integer(1, max_iterations=max_iterations)
         self.num_clusters = num_clusters

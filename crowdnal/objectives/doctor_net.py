@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from crowdnal._utils.options import check_choice, check_integer
+from crowdnal.aggregation import dawid_skene
+from crowdnal.data import Annotations
 from crowdnal.functional import crowd_cross_entropy
-from crowdnal.functional.segments import gather_rows, index_of, mix_indexed
-from crowdnal.objectives._bases.base import Objective, ObjectiveOptions
+from crowdnal.functional.segments import gather_rows, index_of, labels_given, mix_indexed
+from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.blocks import logsumexp_in_blocks
 from crowdnal.objectives._registry import register
 
-Heads = Literal["separate", "residual"]
+Heads = Literal["pooled", "residual", "separate"]
 
 _BLOCK = 4096  # scores (annotators times labels) of an item that are there at a time
 _ITEMS = 4096  # items of which they are
@@ -44,25 +46,42 @@ class DoctorNet(Objective):
         heads: ``"separate"`` (the paper): linear layers, drawn as `torch.nn.Linear` is. The classifier's own last
             layer is then neither used nor trained. ``"residual"``: what a head adds to the classifier's logits,
             initialised to 0. The same heads can be reached, the classifier learns what they share, and without the
-            objective the backbone is a classifier still.
+            objective the backbone is a classifier still. ``"pooled"``: residual ones, of which n / (n + s (D + 1))
+            counts where their annotator gave n labels: with few, all have the classifier. s is how many labels of each
+            class the crowd's confusion counts for in that of everyone (:func:`crowdnal.dawid_skene`), found by
+            ``on_train_start(annotations)``, without which all counts.
     """
 
     needs_features = True
     models_annotators = False
+    labels: Tensor
+    strength: Tensor
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        feature_dim: int | None = None, heads: Heads = "separate", **common: Unpack[ObjectiveOptions],
+        feature_dim: int | None = None, heads: Heads = "pooled", **common: Unpack[ObjectiveOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
         self.require_square(type(self).__name__)
         check_choice(Heads, heads=heads)
         self.heads: Heads = heads
+        self.register_buffer("labels", torch.zeros(num_annotators) if heads == "pooled" else None)
+        self.register_buffer("strength", torch.zeros(()) if heads == "pooled" else None)
         self.feature_dim: int | None = None
         self.weight: nn.Parameter | None
         self.register_parameter("weight", None)
         if feature_dim is not None:
             self.set_feature_dim(feature_dim)
+
+    @override
+    def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
+        """Counts whose head can be how much of its own, where heads are pooled and annotations are given."""
+        if annotations is None or self.heads != "pooled":
+            return
+        annotations = annotations.to(self.labels.device)
+        prior = dawid_skene(annotations).pseudo_counts
+        self.strength.fill_(0.0 if prior is None else float(prior.sum(1).mean()))
+        self.labels.copy_(labels_given(annotations))
 
     @override
     def set_feature_dim(self, feature_dim: int) -> None:
@@ -80,8 +99,11 @@ class DoctorNet(Objective):
     def reset_parameters(self) -> None:
         """Draws the heads anew."""
         if self.weight is not None and self.feature_dim is not None:
-            bound = 0.0 if self.heads == "residual" else 1 / math.sqrt(self.feature_dim)
-            nn.init.uniform_(self.weight, -bound, bound)
+            if self.heads == "separate":
+                bound = 1 / math.sqrt(self.feature_dim)
+                nn.init.uniform_(self.weight, -bound, bound)
+            else:
+                nn.init.zeros_(self.weight)
 
     @override
     def predict(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -109,7 +131,11 @@ class DoctorNet(Objective):
                 f"{type(self).__name__} does not know the size of the features: give feature_dim=..., or let "
                 "crowdnal.attach find it before the optimizer is made"
             )
-        return self.weight
+        if self.heads != "pooled":
+            return self.weight
+        few = self.strength * self.weight.shape[1]
+        share = torch.where(few > 0, self.labels / (self.labels + few).clamp(min=1), 1.0)
+        return self.weight * share.to(self.weight.dtype)[:, None, None]
 
     def _augmented(self, features: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Features with a column of ones, ``[B, D + 1]``."""
@@ -126,7 +152,7 @@ class DoctorNet(Objective):
 
         def average(heads: Tensor, log_weights: Tensor) -> Tensor:
             scores = torch.einsum("bd,rdk->brk", x, heads)
-            scores = scores + logits.unsqueeze(1) if self.heads == "residual" else scores
+            scores = scores if self.heads == "separate" else scores + logits.unsqueeze(1)
             return (scores.log_softmax(-1) + log_weights.unsqueeze(1)).logsumexp(1)
 
         tables = heads.to(logits.dtype), log_weights.to(logits.dtype)
@@ -135,7 +161,7 @@ class DoctorNet(Objective):
     def _nll(self, batch: Batch) -> Tensor:
         (logits, annotations, features, weight, reduction), heads = batch, self._heads()
         x = self._augmented(features, logits.dtype)
-        if self.heads == "residual":
+        if self.heads != "separate":
             return crowd_cross_entropy(x, heads, annotations, shared=logits, weight=weight, reduction=reduction)
         loss = crowd_cross_entropy(x, heads, annotations, weight=weight, reduction=reduction)
         return loss + nothing(logits)  # the classifier gets a gradient, 0: DistributedDataParallel waits for one
@@ -143,7 +169,7 @@ class DoctorNet(Objective):
     def _label_log_probs(self, batch: Batch) -> Tensor:
         (logits, annotations, features, _, _), heads = batch, self._heads()
         scores = mix_indexed(self._augmented(features, logits.dtype), heads.to(logits.dtype), index_of(annotations))
-        if self.heads == "residual":
+        if self.heads != "separate":
             every = torch.arange(len(scores), device=scores.device)
             return (scores + gather_rows(logits, annotations.item, every)).log_softmax(-1)
         return scores.log_softmax(-1) + nothing(logits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +11,14 @@ from typing_extensions import override
 
 from crowdnal._utils.distributed import assign
 from crowdnal._utils.options import check_choice
-from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
 from crowdnal.data import Annotations
 from crowdnal.functional import crowd_posterior, label_log_likelihood
 from crowdnal.objectives._bases.base import Objective, Predict, SizeOptions
 from crowdnal.objectives._bases.batch import Batch
+from crowdnal.objectives._bases.init import ClassPrior, Init, log_class_prior, log_confusions
 from crowdnal.objectives._bases.targets import reduce_items
 from crowdnal.objectives._registry import register
-
-Init = Literal["votes", "identity"]
-ClassPrior = Literal["uniform", "votes"]
 
 
 @register("max-mig", link="mutual information of classifier and label aggregator, maximised", source="Cao et al. 2019")
@@ -41,15 +38,17 @@ class MaxMIG(Objective):
 
     Where the authors' code differs: it adds random noise below 1e-4 inside the log; here all is in the log domain.
     The published numbers have ``class_prior="uniform"``, fixed, and ``init="votes"`` with ``offset=1e-2`` (LabelMe) or
-    1e-4 (CIFAR-10).
+    1e-4 (CIFAR-10); counted against the votes, the matrices of who gave few labels of a class say what they did not do.
 
     Args:
-        init: ``"votes"``: ``W_r[k, y] = log(A_r[k, y] + offset)``, A counted over the training set with an item's mean
-            vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
-            ``on_train_start`` is not called): ``2 I``.
+        init: ``"crowd"``: ``W_r[k, y] = log(A_r[k, y] + offset)``, A of :func:`crowdnal.dawid_skene`, whose prior is
+            the crowd's confusion; ``"votes"`` (also where K != C): A counted over the training set with an item's mean
+            vote for its true class; both set by ``on_train_start(annotations)``; ``"identity"`` (also where that is
+            not called): ``2 I``.
         offset: above 0, see ``init``.
-        class_prior: ``"votes"``: their distribution in the training set, set by ``on_train_start``; or the paper's
-            ``"uniform"``, with which uneven classes are lost.
+        class_prior: the distribution in the training set, of the classes that the same method finds (``"crowd"``) or
+            of the ``"votes"``, set by ``on_train_start``; or the paper's ``"uniform"``, with which uneven classes are
+            lost.
         learn_class_prior: train it too.
     """
 
@@ -58,7 +57,7 @@ class MaxMIG(Objective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        init: Init = "votes", offset: float = 1e-2, class_prior: ClassPrior = "votes",
+        init: Init = "crowd", offset: float = 1e-2, class_prior: ClassPrior = "crowd",
         learn_class_prior: bool = False, **common: Unpack[SizeOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
@@ -66,8 +65,8 @@ class MaxMIG(Objective):
         check_choice(ClassPrior, class_prior=class_prior)
         if not 0 < offset < math.inf:
             raise ValueError(f"offset={offset!r} must be above 0: it keeps the log of a count of 0 finite")
-        if "votes" in (init, class_prior):
-            self.require_a_label_per_class("MaxMIG(init='votes') or class_prior='votes'")
+        if init != "identity" or class_prior != "uniform":
+            self.require_a_label_per_class(f"MaxMIG(init={init!r}, class_prior={class_prior!r})")
         self.init: Init = init
         self.offset = offset
         self.class_prior: ClassPrior = class_prior
@@ -82,11 +81,10 @@ class MaxMIG(Objective):
         if annotations is None:
             return
         with torch.no_grad():
-            if self.init == "votes":
-                assign(self.annotators.weight, vote_log_confusion(annotations, self.offset, self.num_classes))
-            if self.class_prior == "votes":
-                votes = annotations.votes()[:, : self.num_classes].double().sum(0)
-                assign(self.prior_logits, ((votes + 1) / (votes + 1).sum()).log())  # no class is impossible
+            if self.init != "identity":
+                assign(self.annotators.weight, log_confusions(annotations, self.init, self.offset, self.num_classes))
+            if self.class_prior != "uniform":
+                assign(self.prior_logits, log_class_prior(annotations, self.class_prior, self.num_classes))
 
     @override
     def confusion(self) -> Tensor:

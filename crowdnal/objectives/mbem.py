@@ -26,6 +26,9 @@ class MBEM(ClosedFormObjective):
     The loss is the cross-entropy against the targets. ``log_likelihood`` of a round is that of the annotations under
     the class prior and the confusions it counted.
 
+    Where no item has two labels the targets stay the votes, unless ``confusion_prior`` is None or pseudo-counts: what a
+    classifier learns from single labels tells less of who gave them than is lost by its own mistakes.
+
     Where the paper differs: it counts the most probable classes and has no prior (``soft=False``,
     ``confusion_prior=None``), with which a classifier that still leaves out a class never finds it again; it retrains
     the network in each of its few rounds; here the network goes on from where it is, for ``epochs_per_round`` epochs.
@@ -52,6 +55,9 @@ class MBEM(ClosedFormObjective):
         predicted = batch.logits.double().softmax(-1)
         if not self.soft:
             predicted = most_probable(predicted)
+        kept = None
+        if self.crowd_prior is not None and self.gold is None and not bool((annotations.counts > 1).any()):
+            kept = self.targets.clone()
         informed = labelled(annotations)
         if self.gold is not None:
             known = self.gold >= 0
@@ -61,4 +67,6 @@ class MBEM(ClosedFormObjective):
         self._count(label_counts(predicted, annotations, weight=weight))
         prior = (predicted * informed.unsqueeze(1)).sum(0).clamp(min=FLOOR)
         likelihood, _ = self._expect((prior / prior.sum()).log().unsqueeze(0), self.log_confusion, annotations)
+        if kept is not None:
+            self._set_targets(kept)
         return likelihood

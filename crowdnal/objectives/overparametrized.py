@@ -35,4 +35,4 @@ class OverparametrizedCrowdLayer(SoftmaxObjective):
         super().__init__(num_classes, num_annotators, **common)
         check_choice(Hidden, hidden=hidden)
         sizes = self.num_matrices, num_classes, self.num_labels
-        self.annotators = StackedConfusion(*sizes, hidden=hidden, rank=self.rank)
+        self.annotators = StackedConfusion(*sizes, hidden=hidden, rank=self.rank, common=self.has_prior)

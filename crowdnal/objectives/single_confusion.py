@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from crowdnal._utils.options import check_amount, check_choice
+from crowdnal.aggregation.em import Prior
 from crowdnal.confusion import Normalization
 from crowdnal.data import Annotations
 from crowdnal.objectives._bases.base import ObjectiveOptions
@@ -38,10 +39,12 @@ class SingleConfusion(MixtureObjective):
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         penalty_weight: float = 0.01, regularizer: Regularizer = "trace", normalization: Normalization = "softplus",
-        rank: int | None = None, **common: Unpack[ObjectiveOptions],
+        rank: int | None = None, confusion_prior: Prior = "crowd", **common: Unpack[ObjectiveOptions],
     ) -> None:  # fmt: skip
         everyone = [0] * num_annotators if isinstance(num_annotators, int) and num_annotators > 0 else None
-        super().__init__(num_classes, num_annotators, groups=everyone, rank=rank, **common)
+        super().__init__(
+            num_classes, num_annotators, groups=everyone, rank=rank, confusion_prior=confusion_prior, **common
+        )
         check_amount("the trace or norm is minimised", penalty_weight=penalty_weight)
         check_choice(Regularizer, regularizer=regularizer)
         self.penalty_weight = penalty_weight

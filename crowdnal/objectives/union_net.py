@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from crowdnal._utils.distributed import assign
 from crowdnal._utils.options import check_choice
-from crowdnal.aggregation import vote_log_confusion
 from crowdnal.confusion import NormalizedConfusion
 from crowdnal.data import Annotations
 from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
@@ -20,10 +19,10 @@ from crowdnal.objectives._bases.base import Objective, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.blocks import logsumexp_in_blocks
 from crowdnal.objectives._bases.cross_entropy import CrossEntropyOptions
+from crowdnal.objectives._bases.init import Init, log_confusions
 from crowdnal.objectives._registry import register
 
 Variant = Literal["A", "B"]
-Init = Literal["votes", "identity"]
 
 _OFFSET = 1e-5  # inside the log of the initial matrices
 _BLOCK = 4096  # columns of the union whose scores are there at a time
@@ -52,21 +51,22 @@ class UnionNet(Objective):
 
     Args:
         variant: see above.
-        init: ``"votes"``: ``T_r[k, y] = log(A_r[k, y] + 1e-5)``, A counted over the training set with an item's mean
-            vote for its true class, set by ``on_train_start(annotations)``; ``"identity"`` (also where
-            ``on_train_start`` is not called): ``T_r = I``, which that code uses on LabelMe (up to 1e-5).
+        init: ``"crowd"``: ``T_r[k, y] = log(A_r[k, y] + 1e-5)``, A of :func:`crowdnal.dawid_skene`, whose prior is the
+            crowd's confusion; ``"votes"`` (the paper; also where K != C): A counted over the training set with an
+            item's mean vote for its true class; both set by ``on_train_start(annotations)``; ``"identity"`` (also
+            where that is not called): ``T_r = I``, which that code uses on LabelMe (up to 1e-5).
     """
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        variant: Variant = "B", init: Init = "votes", num_labels: int | None = None,
+        variant: Variant = "B", init: Init = "crowd", num_labels: int | None = None,
         reduction: Reduction = "item_mean", **terms: Unpack[CrossEntropyOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, num_labels=num_labels, reduction=reduction, **terms)
         check_choice(Variant, variant=variant)
         check_choice(Init, init=init)
-        if init == "votes":
-            self.require_a_label_per_class("UnionNet(init='votes')")
+        if init != "identity":
+            self.require_a_label_per_class(f"UnionNet(init={init!r})")
         self.variant: Variant = variant
         self.init: Init = init
         self.annotators = NormalizedConfusion(
@@ -76,9 +76,9 @@ class UnionNet(Objective):
     @override
     def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
         """Sets T from the votes, where asked for and annotations are given."""
-        if self.init == "votes" and annotations is not None:
+        if self.init != "identity" and annotations is not None:
             with torch.no_grad():
-                assign(self.annotators.weight, vote_log_confusion(annotations, _OFFSET, self.num_classes))
+                assign(self.annotators.weight, log_confusions(annotations, self.init, _OFFSET, self.num_classes))
 
     @override
     def confusion(self) -> Tensor:

@@ -19,28 +19,36 @@ from crowdnal.objectives.doctor_net import DoctorNet, DoctorNetOptions, nothing
 class WeightedDoctorNet(DoctorNet):
     """:class:`DoctorNet`, then weights for averaging its heads, learnt with everything else frozen (WDN).
 
-    From epoch ``head_epochs`` on the loss is the cross-entropy of each label against the weighted mean of all heads;
-    only the weights (a softmax over annotators, equal before) have a gradient, so that optimizers leave the rest alone
-    where ``zero_grad`` sets gradients to None (its default; DistributedDataParallel needs
+    To the loss of the heads is added the cross-entropy of each label against their weighted mean, of which only the
+    weights have a gradient: they follow the heads as these are trained. The paper trains the heads first
+    (``head_epochs``), which leaves those of a short run half trained: from epoch ``head_epochs`` on the loss is that
+    cross-entropy; only the weights (a softmax over annotators, equal before) have a gradient, so that optimizers leave
+    the rest alone where ``zero_grad`` sets gradients to None (its default; DistributedDataParallel needs
     ``find_unused_parameters=True`` then). ``reduction="item_mean"`` is cross-entropy with an item's mean vote.
-    ``log_likelihood`` is the weighted mean's own log-probability of each label. Needs ``on_epoch_start(epoch)``.
+    ``log_likelihood`` is the weighted mean's own log-probability of each label. Needs ``on_epoch_start(epoch)`` then.
 
     Args:
-        head_epochs: epochs that train the heads, 0 or more; give the run more than these.
+        head_epochs: epochs that train the heads alone, 0 or more; give the run more than these. None: all.
     """
 
     def __init__(
-        self, num_classes: int, num_annotators: int, *, head_epochs: int = 15, **common: Unpack[DoctorNetOptions]
+        self,
+        num_classes: int,
+        num_annotators: int,
+        *,
+        head_epochs: int | None = None,
+        **common: Unpack[DoctorNetOptions],
     ) -> None:
         super().__init__(num_classes, num_annotators, **common)
-        check_integer(0, head_epochs=head_epochs)
+        if head_epochs is not None:
+            check_integer(0, head_epochs=head_epochs)
         self.head_epochs = head_epochs
         self.averaging = nn.Parameter(torch.zeros(num_annotators))
         self._averages: bool | None = None
 
     @override
     def on_epoch_start(self, epoch: int) -> None:
-        self._averages = epoch >= self.head_epochs
+        self._averages = None if self.head_epochs is None else epoch >= self.head_epochs
 
     def averaging_weights(self) -> Tensor:
         """``[R]``, detached, sum 1."""
@@ -50,6 +58,11 @@ class WeightedDoctorNet(DoctorNet):
         return self.averaging.log_softmax(0)
 
     def _loss(self, batch: Batch) -> Tensor:
+        if self.head_epochs is None:
+            loss = super()._loss(batch)
+            if batch.reduction == "none":
+                return loss + nothing(self.averaging).to(batch.logits.dtype)
+            return loss + self._of_average(batch)
         if self._averages is None and self.training:
             raise RuntimeError(
                 "WeightedDoctorNet needs to know the epoch: call objective.on_epoch_start(epoch) before every epoch"
@@ -60,6 +73,9 @@ class WeightedDoctorNet(DoctorNet):
     def _nll(self, batch: Batch) -> Tensor:
         if not self._averages:
             return super()._nll(batch)
+        return self._of_average(batch)
+
+    def _of_average(self, batch: Batch) -> Tensor:
         return reduce(-self._log_likelihood(batch), batch.annotations, batch.weight, batch.reduction)
 
     def _label_log_probs(self, batch: Batch) -> Tensor:

@@ -104,7 +104,7 @@ def _networks(
     if issubclass(kind, CCC):
         if config.gold is not None:
             raise InputError(f"--gold: {config.objective} knows no true labels; leave it out, or use another objective")
-        layers = [objectives.CrowdLayer(**sizes) for _ in range(2)]
+        layers = [objectives.CrowdLayer(**sizes, confusion_prior=None) for _ in range(2)]
         model, origin = create_model(config, len(data.classes))
         models = model, another_model(model, config, len(data.classes))
         return [Network(*pair) for pair in zip(models, layers, strict=True)], origin

@@ -45,7 +45,7 @@ def test_own_methods(method: str) -> None:
     else:
         expected = getattr(crowdnal, method.replace("-", "_"))(a, **few).posterior
     assert torch.equal(posterior, expected) and posterior.dtype == torch.double
-    option = {"mmce": {"max_iterations": 1}, "worker-clustering": {"num_clusters": 2}}.get(
+    option = {"mmce": {"max_iterations": 1}, "worker-clustering": {"num_clusters": 3}}.get(
         method, {"max_iterations": 2}
     )
     if method == "auto":

@@ -94,7 +94,7 @@ def test_every_objective_of_the_package_is_in_the_tables_or_in_one_of_its_own(tr
 def test_named_methods_only(training: ModuleType) -> None:
     wanted = importlib.import_module("_tables.methods").wanted
     more = [("own", "conal", {"rank": 3})]
-    assert wanted(["own", "conal"], more) == [("conal", "conal", {}), *more]
+    assert wanted(["own", "conal"], more) == [("conal", "conal", {"confusion_prior": None}), *more]
     assert wanted(None, more) == importlib.import_module("_tables.methods").METHODS + more
     with pytest.raises(SystemExit, match=r"unknown methods \['cona'\]"):
         wanted(["conal", "cona"])

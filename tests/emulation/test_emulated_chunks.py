@@ -93,7 +93,7 @@ def test_sums_over_annotators_of_any_length(emulated: Emulated, counts: list[int
     annotator = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     nnz = len(annotator)
     annotator = annotator[torch.randperm(nnz, generator=generator)]
-    index = (torch.arange(nnz + 1), torch.arange(nnz), annotator, torch.argsort(annotator, stable=True))
+    index = (torch.arange(nnz + 1), torch.arange(nnz), annotator, torch.argsort(annotator, stable=True), None)
     scores, grad = (torch.randn(nnz, n, dtype=torch.double, generator=generator) for n in (rows, cols))
     args = (scores, grad, *index, len(counts))
     op_checks.check_values(emulated.op("mix_annotators"), reference.mix_annotators, args)

@@ -52,7 +52,7 @@ def test_over_does_not_grow_with_annotators():
 
 @pytest.mark.parametrize("name", ["union A", "mig"])
 def test_start_from_the_votes(name):
-    objective = MAKERS[name](C, R)
+    objective = MAKERS[name](C, R, init="votes")
     annotations = batch()
     objective.on_train_start(annotations)
     counts, total = torch.zeros(R, C, C), torch.zeros(R, C)
@@ -150,7 +150,7 @@ def test_doctor_net_predicts_the_mean_of_the_heads(heads, monkeypatch):
 
 
 def test_separate_heads_ignore_the_classifier_even_where_it_is_not_finite():
-    objective = DoctorNet(C, R, feature_dim=D)
+    objective = DoctorNet(C, R, feature_dim=D, heads="separate")
     logits = torch.full((4, C), float("inf"), requires_grad=True)
     loss = objective(logits, batch(), features_of(dtype=torch.float32))
     loss.backward()

@@ -72,7 +72,7 @@ def test_a_soft_label_is_labels_of_its_weights(case: Case) -> None:
 @pytest.mark.parametrize("name", LINKS)
 def test_the_loss_is_the_cross_entropy_with_the_distribution(name: str) -> None:
     """Of the labels as the softmax and the mixture link predict them."""
-    objective = CASES[name].begun(**({"trace_weight": 0.0} if name == "trace" else {}))
+    objective = CASES[name].begun(confusion_prior=None, **({"trace_weight": 0.0} if name == "trace" else {}))
     logits, given = logits_of(4).requires_grad_(), soft()
     cells = (HARD >= 0).nonzero().tolist()
     log_probs = torch.stack([LINKS[name](objective, logits[i].softmax(0), r) for i, r in cells])
@@ -83,7 +83,9 @@ def test_the_loss_is_the_cross_entropy_with_the_distribution(name: str) -> None:
     loss = objective(logits, given) - (0 if penalty is None else penalty)
     assert_close(loss, wanted)
     assert_close(*(torch.autograd.grad(one, logits)[0] for one in (loss, wanted)))
-    smooth = CASES[name].begun(label_smoothing=0.2, **({"trace_weight": 0.0} if name == "trace" else {}))
+    smooth = CASES[name].begun(
+        label_smoothing=0.2, confusion_prior=None, **({"trace_weight": 0.0} if name == "trace" else {})
+    )
     wanted = -(((0.8 * targets + 0.2 / C) * log_probs).sum() / 5)
     assert_close(smooth(logits, given) - (0 if penalty is None else penalty), wanted)
 

@@ -283,7 +283,7 @@ class Below(Layered):
 
 
 def test_a_subclass_has_the_options_of_its_bases() -> None:
-    names = ["num_classes", "num_annotators", "own", "groups", "rank", "num_labels", "reduction"]
+    names = ["num_classes", "num_annotators", "own", "groups", "rank", "confusion_prior", "num_labels", "reduction"]
     names += ["class_weight", "label_smoothing", "focal"]
     assert list(inspect.signature(Layered).parameters) == list(inspect.signature(Below).parameters) == names
     assert inspect.signature(Below).parameters["rank"].annotation == int | None

@@ -24,9 +24,12 @@ OPTIONS = {
 }
 
 
+SMALL = {"feature_dim": D, "embedding_dim": 4, "hidden_dim": 6, "confusion_prior": None}
+
+
 def make(classes: int = C, annotators: int = R, **options) -> CoNAL:
     torch.manual_seed(0)
-    return CoNAL(classes, annotators, **{"feature_dim": D, "embedding_dim": 4, "hidden_dim": 6, **options})
+    return CoNAL(classes, annotators, **{**SMALL, **options})
 
 
 HARD, PEOPLE_IN_CROWD = 6, 12

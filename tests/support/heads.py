@@ -17,9 +17,10 @@ LABELS = {
     "over softmax": partial(OverparametrizedCrowdLayer, hidden="softmax"),
     "union A": partial(UnionNet, variant="A"),
     "union B": UnionNet,
-    "doctor": partial(DoctorNet, feature_dim=D),
+    "doctor": partial(DoctorNet, feature_dim=D, heads="separate"),
+    "doctor pooled": partial(DoctorNet, feature_dim=D),
     "doctor residual": partial(DoctorNet, feature_dim=D, heads="residual"),
-    "weighted doctor": partial(WeightedDoctorNet, feature_dim=D, head_epochs=0),
+    "weighted doctor": partial(WeightedDoctorNet, feature_dim=D, head_epochs=0, heads="separate"),
 }
 MAKERS = {**LABELS, "mig": MaxMIG, "mig prior": partial(MaxMIG, class_prior="votes", learn_class_prior=True)}
 CONFUSED = [name for name in MAKERS if "doctor" not in name]
@@ -38,4 +39,4 @@ def features_of(size: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
 def head_probs(objective: DoctorNet, logits: Tensor, x: Tensor) -> Tensor:
     """[B, R, C] of all heads."""
     scores = torch.stack([x @ head[:-1] + head[-1] for head in objective.weight], 1)
-    return (scores + logits[:, None] if objective.heads == "residual" else scores).softmax(-1)
+    return (scores + logits[:, None] if objective.heads != "separate" else scores).softmax(-1)

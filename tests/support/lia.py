@@ -27,7 +27,8 @@ PHASES = {"em": {"rounds": 1}, "item": {"rounds": 0}, "annotation": {"rounds": 0
 
 def make(classes: int = C, annotators: int = R, **options: Any) -> LIA:
     torch.manual_seed(0)
-    small = {"feature_dim": D, "hidden_dim": 6, "num_layers": 2, "num_latents": 3, "embedding_dim": 4}
+    small: dict[str, Any] = {"feature_dim": D, "hidden_dim": 6, "num_layers": 2, "num_latents": 3, "embedding_dim": 4}
+    small["competence_precision"] = 0.0
     return LIA(classes, annotators, **{**small, **options})
 
 

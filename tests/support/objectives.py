@@ -108,7 +108,7 @@ VARIANTS: dict[str, Case] = {
     "union-net A": Case("union-net", {"variant": "A"}),
     "max-mig prior": Case("max-mig", {"class_prior": "votes", "learn_class_prior": True}),
     "doctor-net residual": Case("doctor-net", {"heads": "residual"}),
-    "weighted-doctor-net averaging": Case("weighted-doctor-net", {"head_epochs": 0}),
+    "weighted-doctor-net averaging": Case("weighted-doctor-net", {"head_epochs": 0, "heads": "separate"}),
     # low rank
     "crowd-layer rank": Case("crowd-layer", {"rank": 2}),
     "crowd-layer-over rank": Case("crowd-layer-over", {"rank": 2}),

@@ -47,7 +47,7 @@ def stop(monkeypatch, steps: int) -> None:
 
 
 def layer(folder) -> crowdnal.CrowdLayer:
-    objective = crowdnal.CrowdLayer(3, len(WORKERS))
+    objective = crowdnal.CrowdLayer(3, len(WORKERS), confusion_prior=None)  # as those of CCC are
     objective.load_state_dict(safetensors.torch.load_file(folder / "objective.safetensors"))
     return objective
 

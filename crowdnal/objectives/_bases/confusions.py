@@ -10,7 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from crowdnal import metrics
-from crowdnal.aggregation import posterior_of_log_likelihood
+from crowdnal._utils.probability import proportions
+from crowdnal.aggregation import dawid_skene, posterior_of_log_likelihood
+from crowdnal.aggregation.em import Prior, check_prior
 from crowdnal.confusion import (
     BlockwiseConfusion,
     FreeConfusion,
@@ -20,15 +22,19 @@ from crowdnal.confusion import (
     NormalizedConfusion,
     StackedConfusion,
     VectorConfusion,
+    shared_scores,
 )
-from crowdnal.data import Annotations
-from crowdnal.functional.segments import distinct
-from crowdnal.objectives._bases.base import Objective, ObjectiveOptions
+from crowdnal.data import Annotations, as_annotations
+from crowdnal.functional.reduction import reduce
+from crowdnal.functional.segments import distinct, gather_rows, labels_given
+from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
 
 Groups = Tensor | Sequence[int]
 Scope = Literal["all", "batch"]
 """Which annotators a penalty is of: all of them, or those who label something in the batch."""
+LEAST = 1e-4
+"""Least probability of a label with which a confusion begins: at 0 no gradient would bring it back."""
 
 
 class ConfusionOptions(ObjectiveOptions, total=False):
@@ -36,6 +42,7 @@ class ConfusionOptions(ObjectiveOptions, total=False):
 
     groups: Groups | None
     rank: int | None
+    confusion_prior: Prior
 
 
 class ConfusionObjective(Objective):
@@ -48,14 +55,23 @@ class ConfusionObjective(Objective):
             :class:`crowdnal.confusion.LowRankMixture`), 1 to min(C, K), so that a thousand classes and thousands of
             annotators fit; None: full matrices. Not in the papers. ``confusion()`` still builds ``[R, C, K]``; the
             loss, ``reliability()`` and ``posterior()`` do not.
+        confusion_prior: each row of an annotator's confusion has a Dirichlet prior around the crowd's, and begins
+            there, so that it moves as far as the labels of its annotator support: ``"crowd"``: as
+            :func:`crowdnal.dawid_skene` finds it; or so many labels of each class in the crowd's proportions; or
+            pseudo-counts ``[C, K]``. ``on_train_start(annotations)`` sets it, once; without that call, with a ``rank``
+            or K != C, and with None, the confusions begin and move as in the paper.
     """
 
     annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | BlockwiseConfusion | VectorConfusion
     groups: Tensor | None
+    labels: Tensor | None
+    crowd: Tensor | None
+    informed: Tensor | None
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        groups: Groups | None = None, rank: int | None = None, **common: Unpack[ObjectiveOptions],
+        groups: Groups | None = None, rank: int | None = None, confusion_prior: Prior = "crowd",
+        **common: Unpack[ObjectiveOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
         most = min(self.num_classes, self.num_labels)
@@ -69,6 +85,64 @@ class ConfusionObjective(Objective):
         if groups is not None:
             self.groups = _checked(groups, num_annotators)
             self.num_matrices = int(self.groups.max()) + 1
+        if confusion_prior is not None:
+            check_prior(confusion_prior, num_annotators, num_classes, self.num_labels)
+            if isinstance(confusion_prior, Tensor) and confusion_prior.dim() == 3:
+                raise ValueError(
+                    "confusion_prior must be of all annotators, [C, K]: their own would not be the crowd's"
+                )
+        self.confusion_prior = confusion_prior
+        self.has_prior = confusion_prior is not None and rank is None and self.num_labels == num_classes
+        # pseudo-counts, 0 until training begins, and how many labels each matrix has
+        self.register_buffer("crowd", torch.zeros(num_classes, self.num_labels) if self.has_prior else None)
+        self.register_buffer("informed", torch.ones(()) if self.has_prior else None)
+        self.register_buffer("labels", torch.zeros(self.num_matrices) if self.has_prior else None)
+
+    @override
+    def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
+        """Sets the prior of the confusions, and all of them to the crowd's, unless a checkpoint brought them."""
+        if annotations is None or self.crowd is None or self.labels is None or self.informed is None:
+            return
+        sizes = {"num_annotators": self.num_annotators, "num_classes": self.num_labels}
+        owners = self._by_matrix(as_annotations(annotations, **sizes).to(self.crowd.device))
+        if not bool(self.crowd.any()):
+            prior = self.confusion_prior
+            found = prior if isinstance(prior, Tensor) else dawid_skene(owners, confusion_prior=prior).pseudo_counts
+            if found is None:  # of no labels at all
+                return
+            mean = proportions(found, 1, LEAST)
+            self.crowd.copy_(found.sum(1, keepdim=True) * mean)
+            self.informed.copy_((owners.counts > 1).any())
+            self._begin(mean.log())
+        self.labels.copy_(labels_given(owners))
+
+    def drop_prior(self) -> None:
+        """The confusions begin and move as in the paper, as with ``confusion_prior=None``; before training only."""
+        self.has_prior = False
+        self.crowd = self.labels = self.informed = None
+        if isinstance(self.__dict__["_modules"].get("annotators"), (FreeConfusion, StackedConfusion)):
+            self.annotators.common = None
+
+    def _begin(self, log_crowd: Tensor) -> None:
+        """Sets all confusions to the crowd's, ``[C, K]``."""
+        assert isinstance(self.annotators, (FreeConfusion, NormalizedConfusion, StackedConfusion))
+        self.annotators.begin(log_crowd)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        loss = super()._loss(batch)
+        if self.crowd is None or self.labels is None or self.informed is None or batch.reduction == "none":
+            return loss
+        each = self._distances(self._by_matrix(batch.annotations), self.crowd.to(loss.dtype), self.labels)
+        return loss + reduce(self.informed * each.to(loss.dtype), batch.annotations, batch.weight, batch.reduction)
+
+    def _distances(self, owners: Annotations, crowd: Tensor, labels: Tensor) -> Tensor:
+        """``[nnz]`` a label's part of its annotator's prior: over an epoch each counts once, whatever the batches."""
+        chosen, slot = distinct(owners.annotator, owners.order, self.num_matrices)
+        mean = proportions(crowd, 1)
+        assert isinstance(self.annotators, (FreeConfusion, NormalizedConfusion, StackedConfusion))
+        rows = self.annotators.log_rows(chosen).to(crowd.dtype)
+        distance = (crowd * (mean.log() - rows)).sum((1, 2)) / labels[chosen].clamp(min=1).to(crowd.dtype)
+        return gather_rows(distance.unsqueeze(1), slot, owners.order).squeeze(1)
 
     @override
     def confusion(self) -> Tensor:
@@ -117,20 +191,44 @@ class SoftmaxObjective(ConfusionObjective):
 
     annotators: FreeConfusion | LowRankConfusion | StackedConfusion | VectorConfusion
 
-    def free_matrices(self, scale: float = 1.0, *, sparse_grad: bool = False) -> FreeConfusion | LowRankConfusion:
-        """A matrix per annotator (or group), initialised to ``scale`` times the identity, of the asked rank."""
+    def free_matrices(
+        self, scale: float = 1.0, *, sparse_grad: bool = False, common: bool = True
+    ) -> FreeConfusion | LowRankConfusion:
+        """A matrix per annotator (or group), initialised to ``scale`` times the identity, of the asked rank.
+
+        ``common``: with a prior, they become what an annotator deviates from the crowd when training starts.
+        """
         self._require_full(sparse_grad)
         sizes = self.num_matrices, self.num_classes, self.num_labels
         if self.rank is None:
-            return FreeConfusion(*sizes, scale=scale, sparse_grad=sparse_grad)
+            return FreeConfusion(*sizes, scale=scale, sparse_grad=sparse_grad, common=common and self.has_prior)
         return LowRankConfusion(*sizes, scale=scale, rank=self.rank)
 
     def _nll(self, batch: Batch) -> Tensor:
-        owners = self._by_matrix(batch.annotations)
-        return self.annotators.nll(batch.logits.softmax(-1), owners, batch.weight, batch.reduction)
+        p, owners = batch.logits.softmax(-1), self._by_matrix(batch.annotations)
+        how = owners, batch.weight, batch.reduction
+        shared = self._shared(p)
+        if shared is None or isinstance(self.annotators, VectorConfusion):
+            return self.annotators.nll(p, *how)
+        return self.annotators.nll(self._own(p), *how, shared=shared)
 
     def _label_log_probs(self, batch: Batch) -> Tensor:
-        return self.annotators.scores(batch.logits.softmax(-1), self._by_matrix(batch.annotations)).log_softmax(-1)
+        p, owners = batch.logits.softmax(-1), self._by_matrix(batch.annotations)
+        scores, shared = self.annotators.scores(self._own(p), owners), self._shared(p)
+        if shared is not None:
+            every = torch.arange(len(scores), device=scores.device)
+            scores = scores + gather_rows(shared, batch.annotations.item, every)
+        return scores.log_softmax(-1)
+
+    def _shared(self, p: Tensor) -> Tensor | None:
+        """Scores ``[B, K]`` of the crowd's confusion, where those of annotators deviate from it."""
+        if isinstance(self.annotators, (FreeConfusion, StackedConfusion)) and self.annotators.common is not None:
+            return shared_scores(p, self.annotators.common)
+        return None
+
+    def _own(self, p: Tensor) -> Tensor:
+        """What an annotator's own matrix maps: nothing where no item has two labels, which tells nothing of anyone."""
+        return p if self.informed is None else p * self.informed.to(p.dtype)
 
 
 class MixtureObjective(ConfusionObjective):

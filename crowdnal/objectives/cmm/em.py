@@ -98,14 +98,16 @@ def expect_annotators(log_f: Tensor, log_alpha: Tensor, log_beta: Tensor, annota
     return Expected(counts, members, targets, joint.logsumexp(1).sum())
 
 
-def maximise(expected: Expected, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+def maximise(expected: Expected, smoothing: float = 0.0, proportions_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """M-step, equation 6: ``log_alpha [M]`` and ``log_beta [M, K, C]``.
 
     Args:
         expected: of an E-step.
         smoothing: pseudo-count added to every group and to every cell of every confusion; the authors' code adds 1.
+        proportions_of: ``[K, C]``, columns sum to 1: the cells' are in these proportions, and ``smoothing`` their mean.
     """
-    groups, counts = expected.groups + smoothing, expected.counts + smoothing
+    cells = smoothing if proportions_of is None else smoothing * len(proportions_of) * proportions_of
+    groups, counts = expected.groups + smoothing, expected.counts + cells
     return proportions(groups, 0, FLOOR).log(), proportions(counts, 1, FLOOR).log()
 
 

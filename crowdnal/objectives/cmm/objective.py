@@ -10,13 +10,15 @@ from typing_extensions import override
 
 from crowdnal._utils.options import check_amount, check_choice, check_integer
 from crowdnal.aggregation import vote_proportions
+from crowdnal.aggregation.em import crowd_or_right
 from crowdnal.data import Annotations, of_classes
+from crowdnal.functional.segments import annotation_weight
 from crowdnal.objectives._bases.base import Objective, Predict
 from crowdnal.objectives._bases.batch import Batch
 from crowdnal.objectives._bases.cross_entropy import Target
 from crowdnal.objectives._bases.rounds import RoundsOptions
 from crowdnal.objectives._registry import register
-from crowdnal.objectives.cmm.em import Expected, expect, expect_annotators, label_cells, maximise
+from crowdnal.objectives.cmm.em import Expected, as_one, expect, expect_annotators, label_cells, maximise
 from crowdnal.objectives.cmm.grouped import GroupedObjective
 from crowdnal.objectives.cmm.init import cluster_annotators, cluster_labels, initial_counts
 from crowdnal.objectives.cmm.mixture import GroupMixture
@@ -44,7 +46,7 @@ class CMM(GroupedObjective):
 
     Where the authors' code differs: its K-means takes all pairs of item and label; its rounds also go on until the
     confusions change by less than the tolerance. The published numbers have one epoch of Adam a round (never reset),
-    batches of 64, ``smoothing=1, tolerance=0.03``, at most 50 rounds, and the best of 20 restarts
+    batches of 64, ``laplace=True, tolerance=0.03``, at most 50 rounds, and the best of 20 restarts
     (:func:`crowdnal.best_of_restarts`); Individual and Global differ only in what is measured.
 
     Args:
@@ -56,7 +58,10 @@ class CMM(GroupedObjective):
         grouped: what belongs to a group, each of the ``"annotations"`` or of the ``"annotators"`` (EM only).
         gate: ``"constant"``, or ``"features"``: ``α(x) = softmax(log α + W x)``, a mixture of experts, initialised
             to W = 0; gradient form only.
-        smoothing: pseudo-count for every group and cell, 0 or more; 0 is equation 6, and never lowers the likelihood.
+        smoothing: pseudo-count for every group and (in the mean) cell, 0 or more; 0 is equation 6, and never lowers the
+            likelihood.
+        laplace: the cells' are equal, as in the authors' code, which makes every label of many classes likely;
+            otherwise (EM, K = C) in the proportions of the crowd's confusion, counted against the votes.
         max_rounds: 1 or more.
         tolerance: no more rounds, and :attr:`converged` (a loop may end), once the log-likelihood changes by less than
             this part of it.
@@ -69,8 +74,9 @@ class CMM(GroupedObjective):
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         num_groups: int = 3, training: Training = "em", setting: Setting = "individual",
-        grouped: Grouped = "annotations", gate: Gate = "constant", smoothing: float = 1.0, max_rounds: int = 50,
-        tolerance: float = 1e-5, seed: int = 0, feature_dim: int | None = None, **common: Unpack[RoundsOptions],
+        grouped: Grouped = "annotations", gate: Gate = "constant", smoothing: float = 1.0, laplace: bool = False,
+        max_rounds: int = 50, tolerance: float = 1e-5, seed: int = 0, feature_dim: int | None = None,
+        **common: Unpack[RoundsOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)
         check_choice(Training, training=training)
@@ -97,6 +103,7 @@ class CMM(GroupedObjective):
         self.grouped: Grouped = grouped
         self.gate: Gate = gate
         self.smoothing, self.max_rounds, self.tolerance, self.seed = smoothing, max_rounds, tolerance, seed
+        self.laplace = laplace
         self.needs_features = gate == "features"
         self.mixture = GroupMixture(
             num_groups, num_classes, self.num_labels, trained=training == "gradient", gated=self.needs_features,
@@ -104,6 +111,7 @@ class CMM(GroupedObjective):
         )  # fmt: skip
         self.membership = torch.zeros(0, num_groups)
         self._cells: Annotations | None = None  # of the run's annotations
+        self._crowd: Tensor | None = None
 
     @property
     def converged(self) -> bool:
@@ -158,7 +166,13 @@ class CMM(GroupedObjective):
 
     def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         self._cells = None
-        return super()._remember(annotations, predict)
+        annotations = super()._remember(annotations, predict)
+        self._crowd = None
+        if not self.laplace and self.form == "em" and self.num_classes == self.num_labels:
+            votes, all_labels = vote_proportions(annotations, self.num_classes), as_one(annotations)
+            weight = annotation_weight(annotations, None, votes.dtype)
+            self._crowd = crowd_or_right(votes, all_labels, weight, None).t()
+        return annotations
 
     def _cells_of(self, annotations: Annotations) -> Annotations:
         cells = label_cells(annotations) if self._cells is None else self._cells
@@ -167,10 +181,11 @@ class CMM(GroupedObjective):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the run."""
-        return {**super().__getstate__(), "_cells": None}
+        return {**super().__getstate__(), "_cells": None, "_crowd": None}
 
     def _take(self, found: Expected) -> None:
-        self.mixture.set(*maximise(found, self.smoothing))
+        crowd = None if self._crowd is None else self._crowd.to(found.counts)
+        self.mixture.set(*maximise(found, self.smoothing, crowd))
         if self.form == "em":
             self._set_targets(found.targets)
 

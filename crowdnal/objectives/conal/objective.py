@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from crowdnal._utils.distributed import assign
 from crowdnal._utils.options import check_amount, check_choice
 from crowdnal.aggregation import posterior_of_log_likelihood
-from crowdnal.confusion import FreeConfusion, LowRankConfusion, eye, whole
+from crowdnal.confusion import FreeConfusion, LowRankConfusion, eye, shared_scores, whole
 from crowdnal.data import Annotations
 from crowdnal.functional import crowd_cross_entropy
 from crowdnal.functional.reduction import reduce
@@ -25,6 +26,7 @@ from crowdnal.objectives.conal.noise_source import NoiseSource
 
 Mixing = Literal["logits", "probabilities"]
 INIT = 2.0  # times the identity
+_ALL = 80.0  # a logit whose sigmoid is 1
 
 
 @register("conal", link="softmax(ω p W_g + (1-ω) p W_r), ω of item and annotator", source="Chu et al. 2021")
@@ -86,7 +88,9 @@ class CoNAL(SoftmaxObjective):
         self.mixing: Mixing = mixing
         self.separation_weight = separation_weight
         self.scope: Scope = scope
-        self.annotators: FreeConfusion | LowRankConfusion = self.free_matrices(INIT, sparse_grad=sparse_grad)
+        self.annotators: FreeConfusion | LowRankConfusion = self.free_matrices(
+            INIT, sparse_grad=sparse_grad, common=False
+        )
         self.common = nn.Parameter(INIT * eye(num_classes, self.num_labels))
         self.noise_source = NoiseSource(
             num_annotators, feature_dim, embedding_dim, hidden_dim, normalize_items, annotator_features, sparse_grad
@@ -123,23 +127,41 @@ class CoNAL(SoftmaxObjective):
     def _nll(self, batch: Batch) -> Tensor:
         logits, annotations, features, _, _ = batch
         assert features is not None  # the base has seen to it
-        scores, common = logits.softmax(-1), self.common.to(logits.dtype)
-        source = self.noise_source(features.to(logits.dtype), annotations)
+        scores = logits.softmax(-1)
+        source = self._source(features, batch)
         individual = partial(self.annotators.nll, scores, self._by_matrix(annotations))
-        return self._mixed(individual, scores @ common, source, batch)
+        return self._mixed(individual, self._together(scores), source, batch)
 
     def _label_log_probs(self, batch: Batch) -> Tensor:
         logits, annotations, features, _, _ = batch
         assert features is not None
         p = logits.softmax(-1)
-        source = self.noise_source(features.to(logits.dtype), annotations).unsqueeze(1)
+        source = self._source(features, batch).unsqueeze(1)
         every = torch.arange(len(source), device=source.device)
-        together = gather_rows(p @ self.common.to(p.dtype), annotations.item, every)
+        together = gather_rows(self._together(p), annotations.item, every)
         alone = self.annotators.scores(p, self._by_matrix(annotations))
         if self.mixing == "logits":
             return alone.lerp(together, source.sigmoid()).log_softmax(-1)
         both = F.logsigmoid(source) + together.log_softmax(-1), F.logsigmoid(-source) + alone.log_softmax(-1)
         return torch.logaddexp(*both)
+
+    @override
+    def _begin(self, log_crowd: Tensor) -> None:
+        super()._begin(log_crowd)
+        with torch.no_grad():
+            assign(self.common, log_crowd)
+
+    def _source(self, features: Tensor, batch: Batch) -> Tensor:
+        """The logit of ω; all is common where no item has two labels, which tells nothing of anyone."""
+        source = self.noise_source(features.to(batch.logits.dtype), batch.annotations)
+        return source if self.informed is None else source.where(self.informed > 0, _ALL)
+
+    def _together(self, p: Tensor) -> Tensor:
+        """Scores ``[B, K]`` of the common confusion, which is of probabilities where it began with the crowd's."""
+        common = self.common.to(p.dtype)
+        if self.crowd is None:
+            return p @ common
+        return torch.where(self.crowd.any(), shared_scores(p, common.log_softmax(-1)), p @ common)
 
     def _mixed(self, individual: Callable[..., Tensor], shared: Tensor, source: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the labels from the scores [B, K] of the common confusion and what the individual gives."""
@@ -156,7 +178,7 @@ class CoNAL(SoftmaxObjective):
     def _posterior(self, batch: Batch) -> Tensor:
         (logits, annotations, features, _, _), each = batch, batch.each()
         assert features is not None
-        source = self.noise_source(features.to(logits.dtype), annotations)
+        source = self._source(features, batch)
         common, owners = whole(self.common).to(logits.dtype), self._by_matrix(annotations)
         certain = logits.new_ones(annotations.num_items, 1)
         # one class after the other: a row of every matrix, nothing larger than [nnz, C + K]

@@ -38,6 +38,8 @@ class LIA(PairEM):
     loss is a mean over labelled items; ``"item_mean"`` and ``"per_item"`` are the same, ``"none"`` gives each item's,
     ``[B]``.
 
+    Where no item has two labels nothing tells how often labels are right: the classifier is trained on the votes alone.
+
     D sees the item, so that in the end it can explain the labels without h: with more steps than the data bear the
     likelihood rises and the truth gets lost. Let the likelihood of held-out annotations, given their items' other ones
     (``log_likelihood(posterior(...).log(), held_out, features)``), say when to stop. Dropout in the backbone, a little

@@ -30,7 +30,7 @@ class PairEMOptions(SizeOptions, PairOptions, total=False):
     rounds: int
     finetune: Finetune
     use_prior: bool
-    competence_precision: float
+    competence_precision: float | None
 
 
 class PairEM(RoundsObjective):
@@ -47,6 +47,7 @@ class PairEM(RoundsObjective):
             the negative log-likelihood of all annotations (C(0): features or embedding all 0). Annotators of a handful
             of labels stay near the others, so that :meth:`reliability` ranks those first who are known to be good;
             about 1 where many have few labels. Above 0 it needs ``on_train_start``, which tells how many each gave.
+            None: 1 if that was called, else 0.
         instance: D is of the item's ``"features"``, or (LIA-E) of an ``"embedding"`` for each instance.
         num_items: N, for embeddings of instances: ``item_id``, below N, says whose.
         num_latents: L; 1 adds difficulty and competence, with more an annotator can be good at some of the items.
@@ -72,16 +73,17 @@ class PairEM(RoundsObjective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        rounds: int = 10, finetune: Finetune = "item", use_prior: bool = True, competence_precision: float = 0.0,
-        epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16, num_labels: int | None = None,
-        reduction: Reduction = "mean", **pairs: Unpack[PairOptions],
+        rounds: int = 10, finetune: Finetune = "item", use_prior: bool = True,
+        competence_precision: float | None = None, epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16,
+        num_labels: int | None = None, reduction: Reduction = "mean", **pairs: Unpack[PairOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             num_classes, num_annotators, num_labels=num_labels, reduction=reduction, epochs_per_round=epochs_per_round
         )
         check_integer(0, rounds=rounds)
         check_choice(Finetune, finetune=finetune)
-        check_amount(competence_precision=competence_precision)
+        if competence_precision is not None:
+            check_amount(competence_precision=competence_precision)
         if rounds == 0 and finetune == "none":
             raise ValueError("rounds=0 with finetune='none' leaves nothing to train: give one round or more")
         self.rounds = rounds
@@ -95,6 +97,14 @@ class PairEM(RoundsObjective):
         self.references = torch.zeros(0, 0)
         self.reference_targets = torch.zeros(0, num_tags, num_classes)
         self._labels_of = None
+        self._votes_only = False
+
+    @property
+    def _precision(self) -> float:
+        """Of the prior on competence."""
+        if self.competence_precision is None:
+            return 0.0 if self._labels_of is None else 1.0
+        return self.competence_precision
 
     @property
     def em_epochs(self) -> int:
@@ -146,6 +156,9 @@ class PairEM(RoundsObjective):
 
     def _round(self, batch: Batch) -> Tensor:
         logits, annotations, features, _, _ = batch
+        if self._votes_only:
+            self._keep_references(annotations, features)
+            return self._each(logits, annotations, features).double().sum()
         classes, labels, latents = self.pairs.shape
         step = max(1, BLOCK_NUMBERS // (classes * labels * latents))
         total, targets = torch.zeros((), dtype=torch.float64, device=logits.device), []
@@ -188,17 +201,19 @@ class PairEM(RoundsObjective):
         logits, annotations, features, _, reduction = batch
         counted = labelled(annotations)
         logits = logits.where(counted.unsqueeze(1), 0.0)  # what does not count may be anything
-        if self.marginal and self.finetune == "annotation":
+        if self.marginal and self.finetune == "annotation" and not self._votes_only:
             likelihood = self._each(logits, annotations, features).unsqueeze(1)
             each = -segment_sum(self._weighted(likelihood, annotations), annotations).squeeze(1)
         else:
-            joint = sum(self._log_joint(logits, annotations, features), logits.new_zeros(()))
-            if self.marginal:
+            log_h, evidence = self._log_joint(logits, annotations, features)
+            # a single label tells nothing of who gave it, and its item's difficulty could explain it without h
+            joint = log_h + evidence * (0.0 if self._votes_only else 1.0)
+            if self.marginal and not self._votes_only:
                 each = -joint.logsumexp(-1)
             else:
                 targets = self._rows(annotations).to(joint.dtype)
                 each = -(targets * joint).where(targets > 0, 0.0).sum(-1)
-        if self.competence_precision > 0:
+        if self._precision > 0:
             each = each + segment_sum(self._penalty(annotations, logits.dtype).unsqueeze(1), annotations).squeeze(1)
         return reduce_items(each.where(counted, 0.0), counted, reduction)
 
@@ -208,10 +223,11 @@ class PairEM(RoundsObjective):
             option = f"competence_precision={self.competence_precision}"
             raise RuntimeError(f"{option} needs to know how many labels annotators gave: {CALL}")
         labels = self._labels_of[annotations.annotator].clamp(min=1)
-        return self.competence_precision / 2 * self.pairs.spread(annotations, dtype) / labels
+        return self._precision / 2 * self.pairs.spread(annotations, dtype) / labels
 
     def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         annotations = super()._remember(annotations, predict)
+        self._votes_only = self.rounds > 0 and not bool((annotations.counts > 1).any())
         given = annotations.annotator
         self._labels_of = torch.zeros(self.num_annotators, dtype=given.dtype, device=given.device).index_add(
             0, given, torch.ones_like(given)

@@ -97,7 +97,7 @@ def test_a_label_set_of_another_size() -> None:
 
 def test_a_round_is_an_e_step_and_an_m_step() -> None:
     (made, _), table = crowd(items=60), torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
-    a, objective = made.annotations, CMM(3, 40, smoothing=0.5)
+    a, objective = made.annotations, CMM(3, 40, smoothing=0.5, laplace=True)
     objective.on_train_start(a, lambda: (table, None))
     assert torch.equal(objective.targets, a.votes()) and objective.history == []
     cells, shares = label_cells(a), vote_proportions(a, 3)

@@ -35,7 +35,7 @@ def plain_prior(objective: PairEM, present: list[int], tag: Tensor | None = None
 @pytest.mark.parametrize("name", OPTIONS)
 def test_joins_the_negative_log_likelihood(name: str, phase: str) -> None:
     options = {**OPTIONS[name], **PHASES[phase], "reduction": "sum"}
-    plain = perturbed(make(**options))
+    plain = perturbed(make(**options, competence_precision=0.0))
     objective = perturbed(make(**options, competence_precision=0.6))
     annotations = Annotations(
         *(batch(True).indptr, batch(True).annotator, batch(True).label),
@@ -59,7 +59,8 @@ def test_joins_the_negative_log_likelihood(name: str, phase: str) -> None:
 
 
 def test_of_tags() -> None:
-    plain, objective = make_tags(reduction="sum"), make_tags(reduction="sum", competence_precision=0.6)
+    plain = make_tags(reduction="sum", competence_precision=0.0)
+    objective = make_tags(reduction="sum", competence_precision=0.6)
     for each in (plain, objective):
         each.on_train_start(crowd())
     logits = torch.zeros(4 * T, 2, dtype=torch.float64)
