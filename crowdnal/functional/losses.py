@@ -16,8 +16,8 @@ from crowdnal.functional._autograd._function import (
     promote_beside,
 )
 from crowdnal.functional._autograd.joint_link import JointLink
-from crowdnal.functional._autograd.mixture_link import MixtureLink
-from crowdnal.functional._autograd.softmax_link import SoftmaxLink, softmax_loss
+from crowdnal.functional._autograd.mixture_link import MixtureLink, MixtureStep
+from crowdnal.functional._autograd.softmax_link import SoftmaxLink, SoftmaxStep
 from crowdnal.functional.reduction import Reduction, reduction_weights
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.functional.sparse import compact
@@ -80,7 +80,7 @@ def crowd_cross_entropy(
     inside = None if each else weight
     inputs = (scores, confusion, shared, mixing, inside, *index, annotations.label, mean)
     if not each:
-        return softmax_loss(*inputs)
+        return SoftmaxStep.loss(*inputs)
     nll = _softmax_link(*inputs)[1]
     return nll if weight is None else nll * weight
 
@@ -123,8 +123,11 @@ def crowd_mixture_nll(
     weight, mean = reduction_weights(annotations, weight, reduction, log_probs.dtype)
     each = reduction == "none"
     inside = None if each else weight
-    loss, nll, *_ = _mixture_link(log_probs, confusion, inside, *index, annotations.label, kind, mean)
-    return (nll if weight is None else nll * weight) if each else loss
+    inputs = (log_probs, confusion, inside, *index, annotations.label, kind, mean)
+    if not each:
+        return MixtureStep.loss(*inputs)
+    nll = _mixture_link(*inputs)[1]
+    return nll if weight is None else nll * weight
 
 
 def crowd_marginal_nll(

@@ -30,6 +30,17 @@ def num_norms(a: Any) -> Any:
 )
 def mixture_link_backward(a: Any) -> tuple[Tensor, Tensor]:
     """Gradients of log_probs and confusion; 0 rows where not needed."""
+    return _gradients(a)
+
+
+@declare(reference.mixture_link_step, shapes="log_probs:BC confusion:RKC weight:N", matrices=("confusion",))
+def mixture_link_step(a: Any) -> tuple[Tensor, ...]:
+    """Loss [], nll [nnz], and the gradients."""
+    new = a.log_probs.new_empty
+    return new(()), new(a.nnz), *_gradients(a)
+
+
+def _gradients(a: Any) -> tuple[Tensor, Tensor]:
     new, (num_annotators, labels, classes) = a.log_probs.new_empty, a.confusion.shape
     return (
         new(a.num_items if a.need_log_probs else 0, classes),

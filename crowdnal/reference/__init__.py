@@ -13,7 +13,7 @@ from crowdnal.reference._em_step import em_step
 from crowdnal.reference._joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
 from crowdnal.reference._label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.reference._mix import mix, mix_annotators, mix_items, select
-from crowdnal.reference._mixture_link import log_sum, mixture_link, mixture_link_backward
+from crowdnal.reference._mixture_link import log_sum, mixture_link, mixture_link_backward, mixture_link_step
 from crowdnal.reference._normalization import (
     NONE,
     SOFTMAX,
@@ -63,6 +63,7 @@ __all__ = [
     "mix_items",
     "mixture_link",
     "mixture_link_backward",
+    "mixture_link_step",
     "new_empty",
     "observed",
     "pair_confusion",

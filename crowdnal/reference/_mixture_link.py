@@ -84,3 +84,24 @@ def mixture_link_backward(
     rows = dt.new_zeros(confusion.shape[0] * confusion.shape[1], confusion.shape[2])
     grad = rows.index_add(0, annotator * confusion.shape[1] + label, dt).reshape(confusion.shape)
     return dlog_probs, log_confusion_vjp(confusion, grad, normalization)
+
+
+def mixture_link_step(
+    log_probs: Tensor,
+    confusion: Tensor,
+    weight: Tensor | None,
+    indptr: Tensor,
+    item: Tensor,
+    annotator: Tensor,
+    order: Tensor,
+    label: Tensor,
+    normalization: int,
+    mean: bool,
+    need_log_probs: bool,
+    need_confusion: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss and nll of `mixture_link`, and its `mixture_link_backward` for a grad_loss of 1: a step's two ops as one."""
+    inputs, rest = (log_probs, confusion, weight, indptr, item, annotator, order, label), (normalization, mean)
+    loss, nll, *kept = mixture_link(*inputs, *rest)
+    one = torch.ones_like(loss)
+    return loss, nll, *mixture_link_backward(one, None, *inputs, *kept, *rest, need_log_probs, need_confusion)

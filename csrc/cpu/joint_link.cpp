@@ -19,7 +19,7 @@ void log_rows(const T* confusion, const int64_t* label, const CheckedIndex& inde
                  const T* matrix = confusion + index.view.annotator[index.view.order[first]] * shape.matrix();
                  T* norm = log_norm + run * shape.cols;
                  std::vector<T> apart;
-                 log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr, &apart);
+                 log_norms<T>(matrix, shape.rows, shape.cols, kind, norm, nullptr, nullptr, &apart);
                  for (int64_t p = first; p < last; ++p) {
                    const int64_t n = index.view.order[p];
                    log_joint(none.data(), matrix + label[n] * shape.cols, norm, apart, shape.cols, kind,
@@ -127,9 +127,10 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
     for_each_run(view, index.runs, tasks_per_thread(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
       std::vector<T> own(log_norm ? 0 : shape.cols);
       const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();
-      if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr);
+      if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr, nullptr);
       through_normalization(matrix, log_norm ? pointer<T>(log_norm) + run * shape.cols : own.data(), grad, y,
-                            view.order, first, last, shape.rows, shape.cols, kind, place(run));
+                            view.order, first, last, shape.rows, shape.cols, kind, static_cast<const T*>(nullptr),
+                            place(run));
     });
     place.finish();
   });

@@ -2,6 +2,7 @@
 #include "cpu/mix.h"
 
 #include "cpu/detail/runs.h"
+#include "cpu/detail/small_step.h"
 
 namespace crowdnal::cpu {
 namespace {
@@ -115,10 +116,18 @@ void sum_items(const GradRows<T>& values, const Index& index, int64_t width, T* 
   });
 }
 
+template <class T>
+void sum_each(const T* rows, bool compact, const Index& index, int64_t width, T* out) {
+  if (!compact) return sum_items<T>({rows}, index, width, out);
+  parallel_for(0, index.num_items, tasks_per_thread(width * 4),
+               [&](int64_t begin, int64_t end) { sum_padded(rows, index, begin, end, width, out); });
+}
+
 #define CROWDNAL_INSTANTIATE(T)                                                                                        \
   template void mix<T>(const MixInput<T>&, const Index&, const Runs&, const Shape&, T*, T*);                           \
   template void unmix<T>(const GradRows<T>&, const T*, const T*, const Index&, const Runs&, const Shape&, T*, T*, T*); \
-  template void sum_items<T>(const GradRows<T>&, const Index&, int64_t, T*);
+  template void sum_items<T>(const GradRows<T>&, const Index&, int64_t, T*);                                           \
+  template void sum_each<T>(const T*, bool, const Index&, int64_t, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
 #undef CROWDNAL_INSTANTIATE

@@ -22,4 +22,8 @@ void unmix(const GradRows<T>& grad, const T* scores, const T* confusion, const I
 template <class T>
 void sum_items(const GradRows<T>& values, const Index& index, int64_t width, T* out);
 
+// The same of rows [nnz, padded(width)] (see small_step.h) if they are `compact`, else [nnz, width].
+template <class T>
+void sum_each(const T* rows, bool compact, const Index& index, int64_t width, T* out);
+
 }  // namespace crowdnal::cpu

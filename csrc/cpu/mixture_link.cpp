@@ -1,23 +1,31 @@
 // Mixture link: nll_n = -log sum_k p_i[k] A_r[y_n, k], A_r = a normalised [labels, classes] matrix, in log space.
 // The observed label is outermost: an annotation reads one row of its annotator's matrix, and the matrix is normalised
 // once for all annotations of its annotator.
+#include "cpu/mixture_link.h"
+
 #include <cmath>
 
 #include "cpu/detail/lanes.h"
-#include "cpu/detail/normalization.h"
-#include "cpu/detail/runs.h"
 #include "cpu/mix.h"
 
 namespace crowdnal::cpu {
-namespace {
 
-template <class T>
-struct MixtureInput {
-  const T* log_probs;  // [B, classes]
-  const T* confusion;  // [R, labels, classes]
-  const int64_t* label;
-  Normalization kind;
-};
+MixtureArguments check_mixture(const Tensor& log_probs, const Tensor& confusion, OptionalTensor weight,
+                               const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order,
+                               const Tensor& label, int64_t normalization) {
+  const Tensor stored = check_confusion(confusion);
+  const Shape shape = shape_of(stored);
+  CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, true);
+  const Index& view = index.view;
+  const Tensor a = widened(stored, view.annotator, view.nnz);
+  const Tensor labels = check_labels(label, view.nnz, shape.rows);
+  const Tensor log_p = check_values(log_probs, "log_probs", a, {view.num_items, shape.cols});
+  const auto kind = check_normalization(normalization);
+  if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
+  return {shape, std::move(index), a, labels, log_p, weight, kind};
+}
+
+namespace {
 
 template <class T>
 struct MixtureOut {
@@ -29,11 +37,7 @@ struct MixtureOut {
 template <class T>
 void one_row(const MixtureInput<T>& in, const Index& index, const Shape& shape, int64_t n, const T* log_norm,
              const std::vector<T>& apart, const MixtureOut<T>& out) {
-  const int64_t classes = shape.cols;
-  const T* x = in.confusion + index.annotator[n] * shape.matrix() + in.label[n] * classes;
-  T* joint = out.posterior + n * classes;
-  log_joint(in.log_probs + index.item[n] * classes, x, log_norm, apart, classes, in.kind, joint);
-  out.nll[n] = -softmax_row(joint, classes);
+  out.nll[n] = posterior_row(in, index, shape, n, log_norm, apart, out.posterior + n * shape.cols);
 }
 
 // Rows of one or two vectors, kLanes annotations at a time, whoever their annotators are. Softplus takes the posterior
@@ -41,7 +45,6 @@ void one_row(const MixtureInput<T>& in, const Index& index, const Shape& shape, 
 template <class T, int N>
 struct PendingRows {
   static constexpr int64_t L = kLanes<T>;
-  static constexpr T kTiny = T(1e-30);
   const MixtureInput<T>& in;
   const Index& index;
   const Shape& shape;
@@ -78,7 +81,7 @@ struct PendingRows {
     T sums[L], log_sum[L];
     softmax_rows<T, N>(joint, factors ? factor : nullptr, row, sums, log_sum);
     for (int64_t j = 0; j < count; ++j) {
-      if (factors && sums[j] < kTiny) {
+      if (factors && sums[j] < T(kTiny)) {
         one_row(in, index, shape, n[j], log_norm[j], {}, out);
         continue;
       }
@@ -103,7 +106,8 @@ CROWDNAL_INLINE void mixture_of(const MixtureInput<T>& in, const Index& index, c
     Vec<T> norms[N] = {};
     bool good = true;
     if (in.kind != Normalization::kNone) {
-      good = log_norms(matrix, shape.rows, shape.cols, in.kind, norm, softplus ? values.data() : nullptr, &apart);
+      good = log_norms<T>(matrix, shape.rows, shape.cols, in.kind, norm, softplus ? values.data() : nullptr, nullptr,
+                       &apart);
       pending.row.read(out.log_norm, run, run + 1, norms);
     }
     for (int64_t p = runs[run]; p < runs[run + 1]; ++p) {
@@ -132,14 +136,10 @@ void mixture_large(const MixtureInput<T>& in, const Index& index, const Runs& ru
     const T* matrix = in.confusion + index.annotator[index.order[runs[run]]] * shape.matrix();
     T* norm = out.log_norm + run * shape.cols;
     if (in.kind != Normalization::kNone) {
-      log_norms<T>(matrix, shape.rows, shape.cols, in.kind, norm, nullptr, &apart);
+      log_norms<T>(matrix, shape.rows, shape.cols, in.kind, norm, nullptr, nullptr, &apart);
     }
     for (int64_t p = runs[run]; p < runs[run + 1]; ++p) one_row(in, index, shape, index.order[p], norm, apart, out);
   }
-}
-
-int64_t tasks_of(const Shape& shape, Normalization kind) {  // an activation is worth about eight multiply-adds
-  return tasks_per_thread(kind == Normalization::kNone ? shape.cols * 16 : shape.matrix() * 8);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_probs, const Tensor& confusion,
@@ -147,21 +147,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
                                                            const Tensor& item, const Tensor& annotator,
                                                            const Tensor& order, const Tensor& label,
                                                            int64_t normalization, bool mean) {
-  const Tensor stored = check_confusion(confusion);
-  const Shape shape = shape_of(stored);  // rows = observed labels, cols = classes
-  const CheckedIndex index = check_index(indptr, item, annotator, order, shape.num_annotators, true);
+  const MixtureArguments g = check_mixture(log_probs, confusion, weight, indptr, item, annotator, order, label,
+                                           normalization);
+  const Shape& shape = g.shape;
+  const CheckedIndex& index = g.index;
   const Index& view = index.view;
-  const Tensor a = widened(stored, view.annotator, view.nnz);
-  const Tensor labels = check_labels(label, view.nnz, shape.rows);
-  const Tensor log_p = check_values(log_probs, "log_probs", a, {view.num_items, shape.cols});
-  const auto kind = check_normalization(normalization);
-  if (weight) weight = check_values(*weight, "weight", a, {view.nnz});
+  const Tensor& a = g.matrices;
+  const Normalization kind = g.kind;
   const int64_t most_runs = kind == Normalization::kNone ? 0 : std::min(view.nnz, shape.num_annotators);
   Tensor loss = empty(a, {}), nll = empty(a, {view.nnz}), posterior = empty(a, {view.nnz, shape.cols});
   Tensor log_norm = empty(a, {most_runs, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
-    const MixtureInput<T> in{pointer<T>(log_p), pointer<T>(a), pointer<int64_t>(labels), kind};
+    const MixtureInput<T> in = g.input<T>();
     const MixtureOut<T> out{output<T>(nll), output<T>(posterior), output<T>(log_norm)};
     for_each_share(view, index.runs, tasks_of(shape, kind), [&](int64_t run, int64_t end) {
       const auto kernel = is_small<T>(shape) ? mixture_small<T> : mixture_large<T>;
@@ -169,7 +167,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_op(const Tensor& log_pro
     });
     const int64_t used = kind == Normalization::kNone ? 0 : static_cast<int64_t>(index.runs.size()) - 1;
     std::fill(out.log_norm + used * shape.cols, out.log_norm + most_runs * shape.cols, T(0));
-    const T total = weighted_sum(pointer<T>(nll), pointer<T>(weight), view.nnz);
+    const T total = weighted_sum(pointer<T>(nll), pointer<T>(g.weight), view.nnz);
     *output<T>(loss) = mean ? total / static_cast<T>(std::max<int64_t>(1, view.nnz)) : total;
   });
   return {loss, nll, posterior, log_norm};
@@ -215,9 +213,9 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
       for (; run < end; ++run) {
         const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();
         const T* norm = log_norm ? pointer<T>(log_norm) + run * shape.cols : own.data();
-        if (!own.empty()) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr);
+        if (!own.empty()) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr, nullptr);
         through_normalization(matrix, norm, grad, pointer<int64_t>(labels), view.order, index.runs[run],
-                              index.runs[run + 1], shape.rows, shape.cols, kind, place(run));
+                              index.runs[run + 1], shape.rows, shape.cols, kind, static_cast<const T*>(nullptr), place(run));
       }
     });
     place.finish();

@@ -120,13 +120,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
                          need_shared ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
                          need_confusion ? output<T>(dconfusion) : nullptr};
     step<T>(a.input<T>(), {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out);
-    const auto sum = [&](const Tensor& rows, int64_t cols, T* to) {
-      if (!compact) return sum_items<T>({pointer<T>(rows)}, view, cols, to);
-      parallel_for(0, view.num_items, tasks_per_thread(cols * 4),
-                   [&](int64_t begin, int64_t end) { sum_padded(pointer<T>(rows), view, begin, end, cols, to); });
-    };
-    if (need_scores) sum(each, shape.rows, output<T>(dscores));
-    if (need_shared) sum(share, shape.cols, output<T>(dshared));
+    if (need_scores) sum_each(pointer<T>(each), compact, view, shape.rows, output<T>(dscores));
+    if (need_shared) sum_each(pointer<T>(share), compact, view, shape.cols, output<T>(dshared));
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(a.weight), view.nnz);
     *output<T>(loss) = mean ? total / count : total;
   });

@@ -60,11 +60,27 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
   return {dlog_prior, dconfusion};
 }
 
+// The two ops one after the other.
+std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_prior, const Tensor& confusion,
+                                                              OptionalTensor weight, const Tensor& indptr,
+                                                              const Tensor& item, const Tensor& annotator,
+                                                              const Tensor& order, const Tensor& label,
+                                                              int64_t normalization, bool mean, bool need_log_prior,
+                                                              bool need_confusion) {
+  auto [loss, nll, posterior, log_norm] = joint_link_op(log_prior, confusion, weight, indptr, item, annotator, order, label,
+                                                      normalization, mean);
+  auto [dlog_prior, dconfusion] = joint_link_backward_op(ones_like(loss), std::nullopt, log_prior, confusion, weight, indptr, item,
+                                                    annotator, order, label, posterior, log_norm, normalization, mean,
+                                                    need_log_prior, need_confusion);
+  return {loss, nll, dlog_prior, dconfusion};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(crowdnal, CUDA, m) {
   m.impl("joint_link", TORCH_BOX(&joint_link_op));
   m.impl("joint_link_backward", TORCH_BOX(&joint_link_backward_op));
+  m.impl("joint_link_step", TORCH_BOX(&joint_link_step_op));
 }
 
 }  // namespace crowdnal::cuda

@@ -12,7 +12,7 @@ from support import pairs
 from support.problems import Problem, make_problem
 
 SOFTMAX = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward", "softmax_link_step"]
-MIXTURE = ["mixture_link", "mixture_link_backward"]
+MIXTURE = ["mixture_link", "mixture_link_backward", "mixture_link_step"]
 JOINT = ["label_log_likelihood", "label_counts", "joint_link", "joint_link_backward", "em_step"]
 PAIRS = pairs.NAMES
 ALL = SOFTMAX + MIXTURE + JOINT + PAIRS
@@ -92,6 +92,9 @@ def _mixture(p: Problem, name: str, kind: int) -> list[Arguments]:
     if name == "mixture_link":
         options = [(None, True), (p.weight, False), (p.weight, True), (None, False)]
         return [(*rest, weight, *index, label, kind, mean) for weight, mean in options]
+    if name == "mixture_link_step":
+        steps = [(None, True, True, True), (p.weight, False, True, False), (p.weight, True, False, True)]
+        return [(*rest, weight, *index, label, kind, *flags) for weight, *flags in steps]
     _, _, posterior, norm = reference.mixture_link(*rest, None, *index, label, kind, True)
     total, nll_grad = torch.tensor(0.7, dtype=torch.double), p.grad(1).squeeze(1)
     return [

@@ -47,6 +47,8 @@ class OpFunction(Function):
     _twin: type[Function]
 
     def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "op"):  # a base of several
+            return
         op = cls.op
 
         def forward(*inputs: Any) -> Any:
@@ -59,7 +61,7 @@ class OpFunction(Function):
 
         this: Any = cls
         this.forward = staticmethod(forward)
-        if "setup_context" not in vars(cls):
+        if cls.setup_context is Function.setup_context:
             this.setup_context = staticmethod(lambda ctx, inputs, _: cls.keep(ctx, inputs))
         members = {
             "forward": staticmethod(record),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional._autograd._step import StepFunction
 from crowdnal.functional.segments import gather_rows, scatter_rows, sum_by_item
 from crowdnal.ops import mixture_link as ops
 
@@ -136,6 +137,12 @@ class MixtureLinkBackward(OpFunction):
         folded = batch.fold("log_probs", "label", "posterior", matrices="confusion", share=share)
         folded = folded._replace(grad_loss=None, grad_nll=batch.upstream(posterior), weight=None, mean=False)
         return batch.run(folded._replace(log_norm=None)), (0, 0)
+
+
+class MixtureStep(StepFunction):
+    """(loss [], nll [nnz], gradients for an upstream of 1); see `crowdnal.reference.mixture_link_step`."""
+
+    op, link, inputs = ops.mixture_link_step, MixtureLink, ("log_probs", "confusion")
 
 
 class _Joint:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional._autograd._step import StepFunction
 from crowdnal.functional._autograd.mix import mix, mix_annotators, mix_items
 from crowdnal.functional.segments import sum_by_item
 from crowdnal.ops import softmax_link as ops
@@ -162,88 +162,10 @@ class SoftmaxLinkBackward(OpFunction):
         return batch.run(folded._replace(grad_loss=None, grad_nll=upstream, weight=None, mean=False)), (0, 0, 0, 0)
 
 
-class SoftmaxStep(OpFunction):
-    """(loss [], nll [nnz], gradients for an upstream of 1); see `crowdnal.reference.softmax_link_step`.
+class SoftmaxStep(StepFunction):
+    """(loss [], nll [nnz], gradients for an upstream of 1); see `crowdnal.reference.softmax_link_step`."""
 
-    The gradients are handed to the first backward pass; a second one over the graph runs the op again, with the same
-    bits. A pass that is differentiated or batched (`is_grads_batched`), or comes from nll, takes the two ops of
-    `SoftmaxLink`: its bits may differ, because these sum the gradient of the scores in another order.
-    """
-
-    op = ops.softmax_link_step
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the inputs, and the gradients until they are asked for."""
-        _, nll, *gradients = output
-        ctx.gradients = gradients
-        ctx.mark_non_differentiable(*gradients)
-        ctx.set_materialize_grads(False)
-        SoftmaxStep.keep(ctx, inputs, nll)
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor | None, grad_nll: Tensor | None, *_: Tensor | None) -> Any:
-        """The gradients times grad_loss, in place and not at all where it is 1."""
-        (a, nll), need = SoftmaxStep.kept(ctx), SoftmaxStep.needs(ctx)
-        if grad_loss is None and grad_nll is None:
-            return ops.softmax_link_step.gradients()
-        needed = tuple(_Inputs.among(need))
-        if grad_loss is None or grad_nll is not None or not _is_last(grad_loss):
-            inputs = a[: ops.softmax_link.num_tensors]
-            with torch.no_grad():
-                _, _, probs = ops.softmax_link(*inputs, a.mean)
-            ready = ops.softmax_link_backward(grad_loss, grad_nll, *inputs, probs, a.mean, *needed)
-        else:
-            ready, ctx.gradients = ctx.gradients, None
-            if ready is None:
-                _, _, *ready = ops.softmax_link_step(*a)
-            if type(grad_loss) is not Tensor or grad_loss.numpy() != 1:  # on the CPU: nothing waits for a device
-                ready = [gradient.mul_(grad_loss) for gradient in ready]
-        dweight = None
-        if need.weight and grad_loss is not None:
-            dweight = reference.upstream(grad_loss, None, None, nll, a.mean) * nll
-        each = (d if wanted else None for d, wanted in zip(ready, needed, strict=True))
-        return ops.softmax_link_step.gradients(**dict(zip(_Inputs._fields, each, strict=True)), weight=dweight)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Refused: `crowd_cross_entropy` takes `SoftmaxLink` in forward mode."""
-        raise RuntimeError("softmax_link_step has no forward mode: take softmax_link")
-
-    @staticmethod
-    def vmap_op(batch: VmapBatch) -> Any:
-        """Refused: `crowd_cross_entropy` takes `SoftmaxLink` under `torch.func`."""
-        raise RuntimeError("softmax_link_step has no vmap rule: take softmax_link")
-
-
-def softmax_loss(
-    scores: Tensor,
-    confusion: Tensor,
-    shared: Tensor | None,
-    mixing: Tensor | None,
-    weight: Tensor | None,
-    *rest: Any,
-) -> Tensor:
-    """The loss [] of `SoftmaxLink`, its gradients with it where that is possible and of use."""
-    inputs = (scores, confusion, shared, mixing)
-    if torch.compiler.is_compiling() or scores.device.type != "cpu" or not _records_only():
-        return ops.softmax_link(*inputs, weight, *rest)[0]
-    needed = [tensor is not None and tensor.requires_grad for tensor in inputs]
-    if not any(needed):
-        return ops.softmax_link(*inputs, weight, *rest)[0]
-    return ops.softmax_link_step(*inputs, weight, *rest, *needed)[0]
-
-
-def _records_only() -> bool:
-    """Whether gradients are recorded, and nothing else is done to what is computed."""
-    return torch.is_grad_enabled() and forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
-
-
-def _is_last(upstream: Tensor) -> bool:
-    """Whether nothing is done to the results of a backward pass, and it is no batch of several."""
-    func = torch._C._functorch
-    others = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
-    return not others and not func.is_legacy_batchedtensor(upstream)
+    op, link, inputs = ops.softmax_link_step, SoftmaxLink, _Inputs._fields
 
 
 def _curvature(u: Tensor, probs: Tensor, h_t: Tensor) -> Tensor:

@@ -9,20 +9,6 @@
 namespace crowdnal::cpu {
 namespace {
 
-// A sum outside of these may have lost terms: it is then taken in log space.
-constexpr double kTiny = 1e-30, kHuge = 1e30;
-
-template <class T>
-struct Softplus {
-  Vec<T> value, slope;  // softplus(x), sigmoid(x)
-
-  CROWDNAL_INLINE explicit Softplus(const Vec<T>& x) {
-    const Vec<T> none = Vec<T>{}, one = none + T(1), decay = fast_decay(x < none ? x : -x);
-    value = (x > none ? x : none) + fast_log1p(decay);
-    slope = (x < none ? decay : one) / (one + decay);
-  }
-};
-
 // log softplus(x), finite where softplus underflows.
 template <class T>
 CROWDNAL_INLINE Vec<T> log_softplus_of(const Vec<T>& x) {
@@ -61,15 +47,22 @@ inline bool is_short(int64_t classes) {
   return classes < 2 * kLanes<T>;
 }
 
-// The plain sums, padded to whole vectors. values [labels, classes]: null, or where to put f, which short rows need.
+// The plain sums, padded to whole vectors. values [labels, classes]: null, or where to put f, which short rows need;
+// slopes: null, or where to put df/dx of softplus, which needs `values`.
 template <class T>
 CROWDNAL_CLONES void sums(const T* x, int64_t labels, int64_t classes, Normalization kind, T* __restrict sum,
-                          T* __restrict values) {
+                          T* __restrict values, T* __restrict slopes) {
   const int64_t size = labels * classes;
   const bool softplus = kind == Normalization::kSoftplus, ready = is_short<T>(classes);
   for (int64_t e = 0; ready && e < size; e += kLanes<T>) {
     const Vec<T> v = load_some(x + e, size - e);
-    store_some(values + e, softplus ? Softplus<T>(v).value : fast_exp(v), size - e);
+    if (slopes) {
+      const Softplus<T> f(v);
+      store_some(values + e, f.value, size - e);
+      store_some(slopes + e, f.slope, size - e);
+    } else {
+      store_some(values + e, softplus ? Softplus<T>(v).value : fast_exp(v), size - e);
+    }
   }
   for (int64_t k = 0; k < classes; k += kLanes<T>) store(sum + k, Vec<T>{});
   for (int64_t y = 0; y < labels; ++y) {
@@ -79,7 +72,15 @@ CROWDNAL_CLONES void sums(const T* x, int64_t labels, int64_t classes, Normaliza
         store(sum + k, load(sum + k) + load_some(values + e, size - e));
         continue;
       }
-      const Vec<T> v = load_some(x + e, size - e), f = softplus ? Softplus<T>(v).value : fast_exp(v);
+      const Vec<T> v = load_some(x + e, size - e);
+      if (slopes) {
+        const Softplus<T> f(v);
+        store(sum + k, load(sum + k) + f.value);
+        store_some(values + e, f.value, size - e);
+        store_some(slopes + e, f.slope, size - e);
+        continue;
+      }
+      const Vec<T> f = softplus ? Softplus<T>(v).value : fast_exp(v);
       store(sum + k, load(sum + k) + f);
       if (values) store_some(values + e, f, size - e);
     }
@@ -100,13 +101,14 @@ CROWDNAL_CLONES bool log_sums(const T* sum, int64_t classes, T* log_norm) {
 
 template <class T>
 bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values,
-               std::vector<T>* apart) {
+               T* slopes, std::vector<T>* apart) {
   thread_local std::vector<T> scratch;
   if (apart) apart->clear();
   const int64_t padded = classes + kLanes<T>;
   const bool own = !values && is_short<T>(classes);
   scratch.resize(padded + (own ? labels * classes : 0));
-  sums(x, labels, classes, kind, scratch.data(), own ? scratch.data() + padded : values);
+  sums(x, labels, classes, kind, scratch.data(), own ? scratch.data() + padded : values,
+       kind == Normalization::kSoftplus ? slopes : nullptr);
   if (log_sums(scratch.data(), classes, log_norm)) return true;
   std::vector<T> unwanted;
   std::vector<T>& both = apart ? *apart : unwanted;
@@ -166,24 +168,25 @@ CROWDNAL_CLONES bool divide(const T* log_norm, int64_t classes, T* column) {
   return good;
 }
 
-// out = -slope A column. log_norm, whose place is used: as `norm` of log_norms, and behind it as much again. scratch:
-// [labels, classes], for short rows.
+// out = -slope A column. log_norm, whose place is used: as `norm` of log_norms, and behind it as much again. slopes:
+// df/dx or null. scratch: [labels, classes], for short rows.
 template <class T>
 CROWDNAL_CLONES void spread(const T* x, T* log_norm, T* column, int64_t labels, int64_t classes, Normalization kind,
-                            T* __restrict scratch, T* __restrict out) {
+                            const T* slopes, T* __restrict scratch, T* __restrict out) {
   const int64_t size = labels * classes;
   T* rest = log_norm + classes + kLanes<T>;
-  const bool divided = divide(log_norm, classes, column), ready = divided && is_short<T>(classes);
+  const bool divided = divide(log_norm, classes, column), given = divided && slopes;
+  const bool ready = given || (divided && is_short<T>(classes));
   const bool softplus = kind == Normalization::kSoftplus;
   if (!divided) exact_norms(x, labels, classes, kind, log_norm, rest);
-  for (int64_t e = 0; ready && e < size; e += kLanes<T>) {
+  for (int64_t e = 0; ready && !given && e < size; e += kLanes<T>) {
     const Vec<T> v = load_some(x + e, size - e);
     store_some(scratch + e, softplus ? Softplus<T>(v).slope : fast_exp(v), size - e);
   }
   for (int64_t y = 0; y < labels; ++y) {
     for (int64_t k = 0; k < classes; k += kLanes<T>) {
       const int64_t e = y * classes + k;
-      Vec<T> v = load_some((ready ? scratch : x) + e, size - e);
+      Vec<T> v = load_some((given ? slopes : ready ? scratch : x) + e, size - e);
       if (divided && !ready) {
         v = softplus ? Softplus<T>(v).slope : fast_exp(v);
       } else if (!divided) {
@@ -245,7 +248,7 @@ CROWDNAL_CLONES void add_sloped(const T* x, const T* grad, int64_t size, Normali
 template <class T>
 void through_normalization(const T* x, const T* log_norm, const GradRows<T>& grad, const int64_t* label,
                            const int64_t* order, int64_t first, int64_t last, int64_t labels, int64_t classes,
-                           Normalization kind, T* out) {
+                           Normalization kind, const T* slopes, T* out) {
   thread_local std::vector<T> scratch;  // norm and column, padded to whole vectors; short rows, or total and partial G
   const int64_t size = labels * classes, padded = classes + kLanes<T>;
   const bool direct = last - first <= std::min(labels, kSegmentBlock), plain = kind == Normalization::kNone;
@@ -259,7 +262,7 @@ void through_normalization(const T* x, const T* log_norm, const GradRows<T>& gra
   if (direct) {
     if (!plain) {
       add_rows(grad, order, first, last, classes, column);
-      spread(x, norm, column, labels, classes, kind, total, out);
+      spread(x, norm, column, labels, classes, kind, slopes, total, out);
     }
     add_labelled(plain ? nullptr : x, grad, label, order, first, last, classes, kind, out);
     return;
@@ -272,16 +275,16 @@ void through_normalization(const T* x, const T* log_norm, const GradRows<T>& gra
   }
   if (!plain) {
     add_columns(total, labels, classes, column);
-    spread(x, norm, column, labels, classes, kind, partial, out);
+    spread(x, norm, column, labels, classes, kind, slopes, partial, out);
   }
   add_sloped(x, total, size, kind, out);
 }
 
 #define CROWDNAL_INSTANTIATE(T)                                                                                  \
-  template bool log_norms<T>(const T*, int64_t, int64_t, Normalization, T*, T*, std::vector<T>*);                \
+  template bool log_norms<T>(const T*, int64_t, int64_t, Normalization, T*, T*, T*, std::vector<T>*);            \
   template void log_joint<T>(const T*, const T*, const T*, const std::vector<T>&, int64_t, Normalization, T*);   \
   template void through_normalization<T>(const T*, const T*, const GradRows<T>&, const int64_t*, const int64_t*, \
-                                         int64_t, int64_t, int64_t, int64_t, Normalization, T*);
+                                         int64_t, int64_t, int64_t, int64_t, Normalization, const T*, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
 #undef CROWDNAL_INSTANTIATE

@@ -26,7 +26,8 @@ struct Walk {
   Row<T, N> row;
   Matrices<T, N> matrices;
   int64_t width;                          // padded(rows)
-  std::vector<T> transposed, sum, total;  // [cols, width]; [rows, N L] of a block of annotations, and of those before
+  std::vector<T> transposed;              // [cols, width]
+  BlockSums<T> block_sums;                // [rows, N L]
   int64_t n[L];                           // the annotations
   const T *z[L], *w[L];                   // their scores and matrices
   T h[L * N * L] = {};                    // their scores under the matrix, then the gradient for these
@@ -36,7 +37,7 @@ struct Walk {
                        const Shape& shape, const StepOut<T>& out)
       : in(in), scale(scale), index(index), shape(shape), out(out), place{out.confusion, index, runs, shape},
         row(shape.cols), matrices(in.confusion, shape), width(padded<T>(shape.rows)),
-        transposed(out.each ? shape.cols * width : 0), sum(out.confusion ? shape.rows * N * L : 0) {}
+        transposed(out.each ? shape.cols * width : 0), block_sums(out.confusion ? shape.rows * N * L : 0) {}
 
   CROWDNAL_INLINE void mix(int64_t count) {
     for (int64_t j = 0; j < count;) {
@@ -167,7 +168,7 @@ struct Walk {
   CROWDNAL_INLINE void outer(int64_t first, int64_t last, bool fresh) {
     for (int64_t c = 0; c < shape.rows; c += kRows) {
       Vec<T> acc[kRows][N];
-      T* at = sum.data() + c * N * L;
+      T* at = block_sums.sum.data() + c * N * L;
       const int64_t count = std::min(kRows, shape.rows - c);
       for (int64_t b = 0; b < kRows; ++b) {
         for (int64_t i = 0; i < N; ++i) acc[b][i] = fresh || b >= count ? Vec<T>{} : load(at + (b * N + i) * L);
@@ -186,19 +187,13 @@ struct Walk {
     }
   }
 
-  // `sum` joins those before it; the whole is written at the annotator's end.
+  // The whole is written at the annotator's end.
   CROWDNAL_INLINE void finish(int64_t run, bool first_block, bool last_block) {
-    if (!first_block) {
-      for (size_t e = 0; e < sum.size(); ++e) sum[e] = total[e] + sum[e];
-    }
-    if (!last_block) {
-      total = sum;
-      return;
-    }
+    if (!block_sums.join(first_block, last_block)) return;
     T* matrix = place(run);
     for (int64_t c = 0; c < shape.rows; ++c) {
       Vec<T> v[N];
-      for (int64_t i = 0; i < N; ++i) v[i] = load(sum.data() + (c * N + i) * L);
+      for (int64_t i = 0; i < N; ++i) v[i] = load(block_sums.sum.data() + (c * N + i) * L);
       row.write(v, matrix, c, shape.rows);
     }
   }

@@ -14,6 +14,23 @@ struct StepScale {
   CROWDNAL_INLINE T of(int64_t n) const { return weight ? scale * weight[n] : scale; }
 };
 
+// Sums over the annotations of an annotator, in blocks of `kSegmentBlock`.
+template <class T>
+struct BlockSums {
+  std::vector<T> sum, total;  // of the block, and of those before it
+
+  explicit BlockSums(int64_t size) : sum(size) {}
+
+  // At a block's end; whether `sum` is the whole.
+  CROWDNAL_INLINE bool join(bool first_block, bool last_block) {
+    if (!first_block) {
+      for (size_t e = 0; e < sum.size(); ++e) sum[e] = total[e] + sum[e];
+    }
+    if (!last_block) total = sum;
+    return last_block;
+  }
+};
+
 // Null where not wanted, but for nll. The rows have whole vectors, see `padded`.
 template <class T>
 struct StepOut {

@@ -1,0 +1,132 @@
+"""Losses whose gradients come with them: one op where a training step else takes two.
+
+A scalar loss is linear in its upstream, so its gradients for an upstream of 1 are made while the matrices are at hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from crowdnal import reference
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch
+
+
+class StepFunction(OpFunction):
+    """(loss [], nll, gradients for an upstream of 1): base of the Functions of the ops ``<link>_step``.
+
+    The gradients are handed to the first backward pass; a second one over the graph runs the op again, with the same
+    bits. A pass that is differentiated or batched (`is_grads_batched`), or comes from nll, takes the two ops of `link`:
+    its bits may differ, because these sum in another order.
+
+    Attributes:
+        link: the Function of the loss alone. The op has its arguments, then a ``need_`` for each of `inputs`.
+        inputs: names of the arguments that the op makes gradients of, in their order.
+        weighs_nll: whether the loss sums weight_n nll_n; else the gradient of a weight takes the two ops.
+    """
+
+    link: ClassVar[type[OpFunction]]
+    inputs: ClassVar[tuple[str, ...]]
+    weighs_nll: ClassVar[bool] = True
+    _places: ClassVar[tuple[int, ...]]
+    _weight: ClassVar[int]
+
+    def __init_subclass__(cls) -> None:
+        fields = cls.op.arguments._fields
+        cls._places, cls._weight = tuple(map(fields.index, cls.inputs)), fields.index("weight")
+        super().__init_subclass__()
+
+    @classmethod
+    def loss(cls, *inputs: Any) -> Tensor:
+        """The loss [] of `link` of these arguments, its gradients with it where that is possible and of use."""
+        link, weight = cls.link.op, inputs[cls._weight]
+        if inputs[0].device.type == "cpu" and _records_only():
+            needed = [(tensor := inputs[place]) is not None and tensor.requires_grad for place in cls._places]
+            if any(needed) and (cls.weighs_nll or weight is None or not weight.requires_grad):
+                return cls.op(*inputs, *needed)[0]
+        return link(*inputs)[0]
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps the inputs, and the gradients until they are asked for."""
+        ctx.gradients = output[2:]
+        ctx.mark_non_differentiable(*ctx.gradients)
+        ctx.set_materialize_grads(False)
+        cls.keep(ctx, inputs, output[1])
+
+    @classmethod
+    def backward(cls, ctx: Any, grad_loss: Tensor | None, grad_nll: Tensor | None, *_: Tensor | None) -> Any:
+        """The gradients times grad_loss, in place and not at all where it is 1."""
+        need, out = ctx.needs_input_grad, [None] * len(ctx.needs_input_grad)
+        if grad_loss is None and grad_nll is None:
+            return tuple(out)
+        if grad_loss is None or grad_nll is not None or not _is_last(grad_loss):
+            return cls._by_two_ops(ctx, grad_loss, grad_nll)
+        if need[cls._weight] and not cls.weighs_nll:
+            return cls._by_two_ops(ctx, grad_loss, grad_nll)
+        ready, ctx.gradients = ctx.gradients, None
+        if ready is None:
+            ready = cls.op(*cls.kept(ctx)[0])[2:]
+        if type(grad_loss) is not Tensor or grad_loss.numpy() != 1:  # on the CPU: nothing waits for a device
+            ready = [gradient.mul_(grad_loss) for gradient in ready]
+        for place, gradient in zip(cls._places, ready, strict=True):
+            if need[place]:
+                out[place] = gradient
+        if need[cls._weight]:
+            a, nll = cls.kept(ctx)
+            out[cls._weight] = reference.upstream(grad_loss, None, None, nll, a.mean) * nll
+        return tuple(out)
+
+    @classmethod
+    def _by_two_ops(cls, ctx: Any, *upstreams: Tensor | None) -> Any:
+        arguments, _ = cls.kept(ctx)
+        inputs = arguments[: len(cls.link.op.arguments._fields)]
+        kept, outputs = _Kept(ctx.needs_input_grad[: len(inputs)]), cls.link.run(*inputs)
+        cls.link.setup_context(kept, inputs, outputs)
+        nothing = (None,) * (len(outputs) - len(upstreams))
+        return *cls.link.backward(kept, *upstreams, *nothing), *(None,) * len(cls.inputs)
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: Any) -> Any:
+        """Refused: `loss` takes `link` in forward mode."""
+        raise RuntimeError(f"{cls.op.name} has no forward mode: take {cls.link.op.name}")
+
+    @classmethod
+    def vmap_op(cls, batch: VmapBatch) -> Any:
+        """Refused: `loss` takes `link` under `torch.func`."""
+        raise RuntimeError(f"{cls.op.name} has no vmap rule: take {cls.link.op.name}")
+
+
+class _Kept:
+    """The context of a Function whose `backward` is called directly."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Tensor | None, ...] = ()
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Tensor | None) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+def _records_only() -> bool:
+    """Whether gradients are recorded, and nothing else is done to what is computed."""
+    return torch.is_grad_enabled() and forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
+def _is_last(upstream: Tensor) -> bool:
+    """Whether nothing is done to the results of a backward pass, and it is no batch of several."""
+    func = torch._C._functorch
+    others = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    return not others and not func.is_legacy_batchedtensor(upstream)

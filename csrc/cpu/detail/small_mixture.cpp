@@ -1,0 +1,229 @@
+#include "cpu/detail/small_mixture.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "cpu/detail/lanes.h"
+#include "cpu/detail/runs.h"
+
+namespace crowdnal::cpu {
+namespace {
+
+// Takes the annotations in the annotators' order, kLanes at a time whoever they belong to. A matrix is activated when its
+// first annotation comes, and kept until its gradient is written. The posterior is p_i[k] f(x) / sum, which spares
+// logarithms, and taken once more in log space where that may have underflowed.
+template <class T, int N>
+struct MixtureWalk {
+  static constexpr int64_t L = kLanes<T>;
+  const MixtureInput<T>& in;
+  const StepScale<T>& scale;
+  const Index& index;
+  const Runs& runs;
+  const Shape& shape;
+  const StepOut<T>& out;
+  MatricesOut<T> place;
+  Row<T, N> row;
+  Matrices<T, N> matrices;
+  bool normalized, softplus;
+  int64_t size;                    // of a matrix whose rows have N vectors
+  std::vector<T> values, slopes;   // [L, rows, N L]: f and, of softplus, df/dx, of run r at r % L
+  BlockSums<T> grads;              // [rows, N L]: G
+  int64_t n[L], slot[L];           // the annotations of a block, and where the values of their runs are
+  T inverse[L * N * L];            // 1 / sum_y f, of run r at r % L
+  T joint[L * N * L] = {}, factor[L * N * L] = {};
+
+  CROWDNAL_INLINE MixtureWalk(const MixtureInput<T>& in, const StepScale<T>& scale, const Index& index,
+                              const Runs& runs, const Shape& shape, const StepOut<T>& out)
+      : in(in), scale(scale), index(index), runs(runs), shape(shape), out(out),
+        place{out.confusion, index, runs, shape}, row(shape.cols), matrices(in.confusion, shape),
+        normalized(in.kind != Normalization::kNone), softplus(in.kind == Normalization::kSoftplus),
+        size(shape.rows * N * L), values(normalized ? L * size : 0),
+        slopes(softplus && out.confusion ? L * size : 0), grads(out.confusion ? size : 0) {}
+
+  // f of the run's matrix; false where a sum is extreme.
+  CROWDNAL_INLINE bool activate(int64_t run) {
+    const T* x = matrices.of(index.annotator[index.order[runs[run]]]);
+    T* f = values.data() + run % L * size;
+    Vec<T> sum[N] = {};
+    for (int64_t y = 0; y < shape.rows; ++y) {
+      for (int64_t i = 0; i < N; ++i) {
+        const Vec<T> v = load(x + y * shape.cols + i * L);
+        Vec<T> value;
+        if (softplus) {
+          const Softplus<T> both(v);
+          value = both.value;
+          if (!slopes.empty()) store(slopes.data() + run % L * size + (y * N + i) * L, both.slope);
+        } else {
+          value = fast_exp(v);
+        }
+        store(f + (y * N + i) * L, value);
+        sum[i] += value;
+      }
+    }
+    bool good = true;
+    for (int64_t i = 0; i < N; ++i) {
+      T sums[L];
+      store(sums, sum[i]);
+      for (int64_t l = 0; l < std::min(L, shape.cols - i * L); ++l) good &= sums[l] > T(kTiny) && sums[l] < T(kHuge);
+      const Vec<T> inverted = T(1) / sum[i];
+      store(inverse + (run % L * N + i) * L, i == N - 1 ? only<T>(inverted, row.last) : inverted);
+    }
+    return good;
+  }
+
+  CROWDNAL_INLINE void add(int64_t j, int64_t annotation, int64_t at) {
+    n[j] = annotation;
+    slot[j] = at;
+    Vec<T> t[N];
+    row.read(in.log_probs, index.item[annotation], index.num_items, t);
+    if (normalized) {
+      const T* f = values.data() + at * size + in.label[annotation] * N * L;
+      for (int64_t i = 0; i < N; ++i) {
+        const Vec<T> v = load(f + i * L), share = v * load(inverse + (at * N + i) * L);
+        store(factor + (j * N + i) * L, i == N - 1 ? only<T>(share, row.last) : share);
+      }
+    } else {
+      const T* x = matrices.of(index.annotator[annotation]) + in.label[annotation] * shape.cols;
+      for (int64_t i = 0; i < N; ++i) t[i] = t[i] + load(x + i * L);
+    }
+    for (int64_t i = 0; i < N; ++i) store(joint + (j * N + i) * L, t[i]);
+  }
+
+  // nll, then the gradient for the log joint in the place of it.
+  CROWDNAL_INLINE void residuals(int64_t count) {
+    T sums[L], log_sum[L];
+    softmax_rows<T, N>(joint, normalized ? factor : nullptr, row, sums, log_sum);
+    for (int64_t j = 0; j < count; ++j) {
+      T* g = joint + j * N * L;
+      out.nll[n[j]] = -log_sum[j];
+      if (normalized && sums[j] < T(kTiny)) in_log_space(j, g);
+      const T u = -scale.of(n[j]);
+      for (int64_t i = 0; i < N; ++i) {
+        const Vec<T> v = u * load(g + i * L);
+        store(g + i * L, v);
+        if (out.each) store(out.each + (n[j] * N + i) * L, v);
+      }
+    }
+  }
+
+  void in_log_space(int64_t j, T* posterior) {
+    T log_norm[N * L];
+    for (int64_t k = 0; k < shape.cols; ++k) log_norm[k] = -fast_log(inverse[slot[j] * N * L + k]);
+    out.nll[n[j]] = posterior_row(in, index, shape, n[j], log_norm, {}, posterior);
+  }
+
+  // G (+)= the gradients of the annotations first..last-1 of this block, of one annotator.
+  CROWDNAL_INLINE void add_labelled(int64_t first, int64_t last, bool fresh) {
+    T* sum = grads.sum.data();
+    if (fresh) {
+      for (int64_t e = 0; e < size; e += L) store(sum + e, Vec<T>{});
+    }
+    for (int64_t j = first; j < last; ++j) {
+      T* to = sum + in.label[n[j]] * N * L;
+      for (int64_t i = 0; i < N; ++i) store(to + i * L, load(to + i * L) + load(joint + (j * N + i) * L));
+    }
+  }
+
+  // The whole is written at the annotator's end: slope G - slope A sum_y G, slope A = df/dx / sum_y f.
+  CROWDNAL_INLINE void finish(int64_t run, bool first_block, bool last_block) {
+    if (!grads.join(first_block, last_block)) return;
+    T* matrix = place(run);
+    const T *G = grads.sum.data(), *f = values.data() + run % L * size, *slope = slopes.data() + run % L * size;
+    Vec<T> column[N] = {};
+    for (int64_t y = 0; normalized && y < shape.rows; ++y) {
+      for (int64_t i = 0; i < N; ++i) column[i] += load(G + (y * N + i) * L);
+    }
+    for (int64_t i = 0; normalized && i < N; ++i) column[i] = column[i] * load(inverse + (run % L * N + i) * L);
+    for (int64_t y = 0; y < shape.rows; ++y) {
+      Vec<T> v[N];
+      for (int64_t i = 0; i < N; ++i) {
+        const int64_t at = (y * N + i) * L;
+        v[i] = load(G + at);
+        if (softplus) {
+          const Vec<T> value = load(f + at), ratio = load(slope + at) / value;
+          const Vec<T> log_slope = value > broadcast<T>(T(kTiny)) ? ratio : Vec<T>{} + T(1);
+          v[i] = log_slope * v[i] - load(slope + at) * column[i];
+        } else if (normalized) {
+          v[i] = v[i] - load(f + at) * column[i];
+        }
+      }
+      row.write(v, matrix, y, shape.rows);
+    }
+  }
+
+  // A run whose matrix has an extreme column: all in log space.
+  void exact(int64_t run) {
+    const int64_t first = runs[run], count = runs[run + 1] - first, classes = shape.cols;
+    const T* x = in.confusion + index.annotator[index.order[first]] * shape.matrix();
+    std::vector<T> log_norm(classes), apart, rows(count * classes);
+    std::vector<int64_t> label(count), order(count);
+    std::iota(order.begin(), order.end(), int64_t(0));
+    log_norms<T>(x, shape.rows, classes, in.kind, log_norm.data(), nullptr, nullptr, &apart);
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t a = index.order[first + j];
+      T* g = rows.data() + j * classes;
+      label[j] = in.label[a];
+      out.nll[a] = posterior_row(in, index, shape, a, log_norm.data(), apart, g);
+      for (int64_t k = 0; k < classes; ++k) g[k] *= -scale.of(a);
+      for (int64_t k = 0; out.each && k < N * L; ++k) out.each[a * N * L + k] = k < classes ? g[k] : T(0);
+    }
+    if (!out.confusion) return;
+    through_normalization<T>(x, log_norm.data(), {rows.data()}, label.data(), order.data(), 0, count, shape.rows,
+                             classes, in.kind, nullptr, place(run));
+  }
+
+  CROWDNAL_INLINE void walk(int64_t run, int64_t end) {
+    const int64_t last = runs[end];
+    for (int64_t position = runs[run]; position < last;) {
+      int64_t count = 0, next = run;
+      bool good = true;
+      while (count < L && position + count < last) {
+        const int64_t at = position + count, stop = std::min(runs[next + 1], position + L);
+        good = !normalized || at > runs[next] || activate(next);
+        if (!good) break;
+        for (int64_t p = at; p < stop; ++p) add(count++, index.order[p], next % L);
+        next += stop == runs[next + 1];
+      }
+      if (count > 0) residuals(count);
+      for (int64_t j = 0; j < count;) {
+        const int64_t first = runs[run], stop = runs[run + 1], done = position + j - first;
+        const int64_t block_end = std::min(stop, first + (done / kSegmentBlock + 1) * kSegmentBlock);
+        const int64_t until = std::min(count, block_end - position);
+        if (out.confusion) {
+          add_labelled(j, until, done % kSegmentBlock == 0);
+          if (position + until == block_end) finish(run, block_end - first <= kSegmentBlock, block_end == stop);
+        }
+        j = until;
+        run += position + j == stop;
+      }
+      position += count;
+      if (good) continue;
+      exact(run++);
+      position = runs[run];
+    }
+  }
+};
+
+}  // namespace
+
+template <class T>
+CROWDNAL_CLONES void mixture_step_small(const MixtureInput<T>& input, const StepScale<T>& scale, const Index& index,
+                                        const Runs& runs, const Shape& shape, int64_t run, int64_t end,
+                                        const StepOut<T>& out) {
+  if (run == end) return;
+  if (shape.cols <= kLanes<T>) {
+    MixtureWalk<T, 1>(input, scale, index, runs, shape, out).walk(run, end);
+  } else {
+    MixtureWalk<T, 2>(input, scale, index, runs, shape, out).walk(run, end);
+  }
+}
+
+#define CROWDNAL_INSTANTIATE(T)                                                                               \
+  template void mixture_step_small<T>(const MixtureInput<T>&, const StepScale<T>&, const Index&, const Runs&, \
+                                      const Shape&, int64_t, int64_t, const StepOut<T>&);
+CROWDNAL_INSTANTIATE(float)
+CROWDNAL_INSTANTIATE(double)
+#undef CROWDNAL_INSTANTIATE
+
+}  // namespace crowdnal::cpu
