@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from crowdnal.functional._autograd._function import (
     normalization_kind,
     promote_beside,
 )
-from crowdnal.functional._autograd.joint_link import JointLink
+from crowdnal.functional._autograd.joint_link import JointLink, JointStep
 from crowdnal.functional._autograd.mixture_link import MixtureLink, MixtureStep
 from crowdnal.functional._autograd.softmax_link import SoftmaxLink, SoftmaxStep
 from crowdnal.functional.reduction import Reduction, reduction_weights
@@ -162,8 +162,8 @@ def crowd_marginal_nll(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
-    loss, nll, *_ = _joint(log_prior, confusion, annotations, normalization, weight, reduction == "mean")
-    return nll if reduction == "none" else loss
+    inputs = _joint(log_prior, confusion, annotations, normalization, weight, reduction == "mean")
+    return _joint_link(*inputs)[1] if reduction == "none" else JointStep.loss(*inputs)
 
 
 def crowd_posterior(
@@ -190,7 +190,7 @@ def crowd_posterior(
     Raises:
         ValueError: if shapes do not fit or normalization is unknown.
     """
-    return _joint(log_prior, confusion, annotations, normalization, weight, False)[2]
+    return _joint_link(*_joint(log_prior, confusion, annotations, normalization, weight, False))[2]
 
 
 def _joint(
@@ -200,10 +200,11 @@ def _joint(
     normalization: Normalization,
     weight: Tensor | None,
     mean: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Any, ...]:
+    """The arguments of the joint link."""
     kind = normalization_kind(normalization)
     check_confusion(confusion, annotations, 1)
     check_shape("log_prior", log_prior, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
     confusion, log_prior = promote_beside(confusion, log_prior)
     weight = annotation_weight(annotations, weight, log_prior.dtype)
-    return _joint_link(log_prior, confusion, weight, *index_of(annotations), annotations.label, kind, mean)
+    return log_prior, confusion, weight, *index_of(annotations), annotations.label, kind, mean

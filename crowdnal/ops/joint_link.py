@@ -25,6 +25,17 @@ def joint_link(a: Any) -> tuple[Tensor, ...]:
 )
 def joint_link_backward(a: Any) -> tuple[Tensor, Tensor]:
     """Gradients of log_prior and confusion; 0 rows where not needed."""
+    return _gradients(a)
+
+
+@declare(reference.joint_link_step, shapes="log_prior:BC confusion:RKC weight:N", matrices=("confusion",))
+def joint_link_step(a: Any) -> tuple[Tensor, ...]:
+    """Loss [], nll [B], and the gradients."""
+    new = a.log_prior.new_empty
+    return new(()), new(a.num_items), *_gradients(a)
+
+
+def _gradients(a: Any) -> tuple[Tensor, Tensor]:
     new, (num_annotators, labels, classes) = a.log_prior.new_empty, a.confusion.shape
     return (
         new(a.num_items if a.need_log_prior else 0, classes),

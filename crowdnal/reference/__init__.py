@@ -10,7 +10,14 @@ native kernels never build.
 from __future__ import annotations
 
 from crowdnal.reference._em_step import em_step
-from crowdnal.reference._joint_link import item_upstream, joint_link, joint_link_backward, log_marginal, reduce_items
+from crowdnal.reference._joint_link import (
+    item_upstream,
+    joint_link,
+    joint_link_backward,
+    joint_link_step,
+    log_marginal,
+    reduce_items,
+)
 from crowdnal.reference._label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.reference._mix import mix, mix_annotators, mix_items, select
 from crowdnal.reference._mixture_link import log_sum, mixture_link, mixture_link_backward, mixture_link_step
@@ -52,6 +59,7 @@ __all__ = [
     "item_upstream",
     "joint_link",
     "joint_link_backward",
+    "joint_link_step",
     "log_confusion",
     "log_confusion_jvp",
     "log_confusion_vjp",

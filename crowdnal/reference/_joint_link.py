@@ -89,3 +89,24 @@ def joint_link_backward(
         return dlog_prior, dt.new_zeros(0, *confusion.shape[1:])
     grad = label_counts(dt, weight, indptr, item, annotator, order, label, *confusion.shape[:2])
     return dlog_prior, log_confusion_vjp(confusion, grad, normalization)
+
+
+def joint_link_step(
+    log_prior: Tensor,
+    confusion: Tensor,
+    weight: Tensor | None,
+    indptr: Tensor,
+    item: Tensor,
+    annotator: Tensor,
+    order: Tensor,
+    label: Tensor,
+    normalization: int,
+    mean: bool,
+    need_log_prior: bool,
+    need_confusion: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss and nll of `joint_link`, and its `joint_link_backward` for a grad_loss of 1: a step's two ops as one."""
+    inputs, rest = (log_prior, confusion, weight, indptr, item, annotator, order, label), (normalization, mean)
+    loss, nll, *kept = joint_link(*inputs, *rest)
+    one = torch.ones_like(loss)
+    return loss, nll, *joint_link_backward(one, None, *inputs, *kept, *rest, need_log_prior, need_confusion)

@@ -1,15 +1,26 @@
 // Joint link: nll_i = -log sum_k prior_i[k] prod_{n of i} A_r[y_n, k]^w_n, in log space (Dawid & Skene 1979).
 // The stored confusion has the observed label outermost, as in the mixture link.
-#include "cpu/detail/normalization.h"
-#include "cpu/label_log_likelihood.h"
+#include "cpu/joint_link.h"
 
 namespace crowdnal::cpu {
 namespace {
 
 bool is_normalized(Normalization kind) { return kind != Normalization::kNone; }
 
-// rows[n] = log A_r[y_n] [nnz, classes]; a matrix is normalised once for all annotations of its annotator, and
-// log_norm [runs, classes] kept for the backward.
+bool annotated(const Index& view, int64_t i) { return view.indptr[i] < view.indptr[i + 1]; }
+
+int64_t most_runs(const Index& view, const Shape& shape, Normalization kind) {
+  return is_normalized(kind) ? std::min(view.nnz, shape.num_annotators) : 0;
+}
+
+}  // namespace
+
+int64_t joint_denominator(const Index& view, bool mean) {
+  int64_t count = mean ? 0 : 1;
+  for (int64_t i = 0; mean && i < view.num_items; ++i) count += annotated(view, i);
+  return std::max<int64_t>(1, count);
+}
+
 template <class T>
 void log_rows(const T* confusion, const int64_t* label, const CheckedIndex& index, const Shape& shape,
               Normalization kind, T* log_norm, T* rows) {
@@ -28,18 +39,48 @@ void log_rows(const T* confusion, const int64_t* label, const CheckedIndex& inde
                });
 }
 
-bool annotated(const Index& view, int64_t i) { return view.indptr[i] < view.indptr[i + 1]; }
-
-// What the loss is divided by.
-int64_t denominator(const Index& view, bool mean) {
-  int64_t count = mean ? 0 : 1;
-  for (int64_t i = 0; mean && i < view.num_items; ++i) count += annotated(view, i);
-  return std::max<int64_t>(1, count);
+template <class T>
+void joint_upstream(const T* posterior, const Index& view, int64_t classes, T scale, const T* upstream, T* dt) {
+  parallel_for(0, view.num_items, tasks_per_thread(classes), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T u = annotated(view, i) ? scale + (upstream ? upstream[i] : T(0)) : T(0);
+      for (int64_t k = i * classes; k < (i + 1) * classes; ++k) dt[k] = -u * posterior[k];
+    }
+  });
 }
 
-int64_t most_runs(const Index& view, const Shape& shape, Normalization kind) {
-  return is_normalized(kind) ? std::min(view.nnz, shape.num_annotators) : 0;
+template <class T>
+void joint_confusion(const T* confusion, const T* log_norm, const T* dt, const T* weight, const int64_t* label,
+                     const CheckedIndex& index, const Shape& shape, Normalization kind, T* rows, T* out) {
+  const Index& view = index.view;
+  if (!is_normalized(kind)) return label_counts(dt, weight, label, view, index.runs, shape, out);
+  parallel_for(0, view.nnz, tasks_per_thread(shape.cols), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      std::copy_n(dt + view.item[n] * shape.cols, shape.cols, rows + n * shape.cols);
+    }
+  });
+  const GradRows<T> grad{rows, nullptr, weight};
+  const MatricesOut<T> place{out, view, index.runs, shape};
+  for_each_run(view, index.runs, tasks_per_thread(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
+    std::vector<T> own(log_norm ? 0 : shape.cols);
+    const T* matrix = confusion + place.annotator(run) * shape.matrix();
+    if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr, nullptr);
+    through_normalization<T>(matrix, log_norm ? log_norm + run * shape.cols : own.data(), grad, label, view.order, first,
+                             last, shape.rows, shape.cols, kind, nullptr, place(run));
+  });
+  place.finish();
 }
+
+#define CROWDNAL_INSTANTIATE(T)                                                                                        \
+  template void log_rows<T>(const T*, const int64_t*, const CheckedIndex&, const Shape&, Normalization, T*, T*);       \
+  template void joint_upstream<T>(const T*, const Index&, int64_t, T, const T*, T*);                                   \
+  template void joint_confusion<T>(const T*, const T*, const T*, const T*, const int64_t*, const CheckedIndex&,        \
+                                   const Shape&, Normalization, T*, T*);
+CROWDNAL_INSTANTIATE(float)
+CROWDNAL_INSTANTIATE(double)
+#undef CROWDNAL_INSTANTIATE
+
+namespace {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior, const Tensor& confusion,
                                                          OptionalTensor weight, const Tensor& indptr,
@@ -75,7 +116,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_op(const Tensor& log_prior
                     output<T>(nll));
     });
     const T total = weighted_sum(pointer<T>(nll), static_cast<const T*>(nullptr), view.num_items);
-    *output<T>(loss) = total / static_cast<T>(denominator(view, mean));
+    *output<T>(loss) = total / static_cast<T>(joint_denominator(view, mean));
   });
   return {loss, nll, posterior, log_norm};
 }
@@ -105,34 +146,12 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
   Tensor rows = empty(a, {need_confusion && is_normalized(kind) ? view.nnz : 0, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
-    const T scale = grad_loss ? *pointer<T>(grad_loss) / static_cast<T>(denominator(view, mean)) : T(0);
-    const T* upstream = pointer<T>(grad_nll);
-    T *dt = output<T>(dlog_prior), *out = output<T>(dconfusion), *each = output<T>(rows);
-    parallel_for(0, view.num_items, tasks_per_thread(shape.cols), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T u = annotated(view, i) ? scale + (upstream ? upstream[i] : T(0)) : T(0);
-        for (int64_t k = i * shape.cols; k < (i + 1) * shape.cols; ++k) dt[k] = -u * pointer<T>(s)[k];
-      }
-    });
+    const T scale = grad_loss ? *pointer<T>(grad_loss) / static_cast<T>(joint_denominator(view, mean)) : T(0);
+    T* dt = output<T>(dlog_prior);
+    joint_upstream(pointer<T>(s), view, shape.cols, scale, pointer<T>(grad_nll), dt);
     if (!need_confusion) return;
-    const int64_t* y = pointer<int64_t>(labels);
-    if (!is_normalized(kind)) return label_counts(dt, pointer<T>(weight), y, view, index.runs, shape, out);
-    parallel_for(0, view.nnz, tasks_per_thread(shape.cols), [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) {
-        std::copy_n(dt + view.item[n] * shape.cols, shape.cols, each + n * shape.cols);
-      }
-    });
-    const GradRows<T> grad{each, nullptr, pointer<T>(weight)};
-    const MatricesOut<T> place{out, view, index.runs, shape};
-    for_each_run(view, index.runs, tasks_per_thread(shape.matrix() * 8), [&](int64_t run, int64_t first, int64_t last) {
-      std::vector<T> own(log_norm ? 0 : shape.cols);
-      const T* matrix = pointer<T>(a) + place.annotator(run) * shape.matrix();
-      if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr, nullptr);
-      through_normalization(matrix, log_norm ? pointer<T>(log_norm) + run * shape.cols : own.data(), grad, y,
-                            view.order, first, last, shape.rows, shape.cols, kind, static_cast<const T*>(nullptr),
-                            place(run));
-    });
-    place.finish();
+    joint_confusion(pointer<T>(a), pointer<T>(log_norm), dt, pointer<T>(weight), pointer<int64_t>(labels), index, shape,
+                    kind, output<T>(rows), output<T>(dconfusion));
   });
   if (!need_log_prior) dlog_prior = empty(a, {0, shape.cols});
   return {dlog_prior, dconfusion};

@@ -17,10 +17,16 @@ struct LabelTerms {
   int64_t rows, labels;
   const T* weight;       // [nnz] or null (1)
   const int64_t* label;  // [nnz] or null
+  bool compact = false;  // rows of whole vectors, see `padded`
 
   CROWDNAL_INLINE T factor(int64_t n) const { return weight ? weight[n] : T(1); }
   CROWDNAL_INLINE int64_t row(const Index& index, int64_t n) const {
     return label ? index.annotator[n] * labels + label[n] : n;
+  }
+  template <int N>
+  CROWDNAL_INLINE void read(const Index& index, const Row<T, N>& of, int64_t n, Vec<T>* v) const {
+    if (!compact) return of.read(table, row(index, n), rows, v);
+    for (int64_t j = 0; j < N; ++j) v[j] = load(table + (row(index, n) * N + j) * kLanes<T>);
   }
 };
 
@@ -39,7 +45,7 @@ CROWDNAL_INLINE void add_terms(const LabelTerms<T>& terms, const Index& index, c
       const T w = terms.factor(n);
       if (w == 0) continue;
       Vec<T> x[N];
-      row.read(terms.table, terms.row(index, n), terms.rows, x);
+      terms.read(index, row, n, x);
       for (int64_t j = 0; j < N; ++j) t[j] = t[j] + w * x[j];
     }
   }

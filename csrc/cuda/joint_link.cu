@@ -69,7 +69,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_
                                                               bool need_confusion) {
   auto [loss, nll, posterior, log_norm] = joint_link_op(log_prior, confusion, weight, indptr, item, annotator, order, label,
                                                       normalization, mean);
-  auto [dlog_prior, dconfusion] = joint_link_backward_op(ones_like(loss), std::nullopt, log_prior, confusion, weight, indptr, item,
+  auto [dlog_prior, dconfusion] = joint_link_backward_op(one_like(loss), std::nullopt, log_prior, confusion, weight, indptr, item,
                                                     annotator, order, label, posterior, log_norm, normalization, mean,
                                                     need_log_prior, need_confusion);
   return {loss, nll, dlog_prior, dconfusion};

@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_step_op(const Tensor& lo
                                                               bool need_confusion) {
   auto [loss, nll, posterior, log_norm] = mixture_link_op(log_probs, confusion, weight, indptr, item, annotator, order, label,
                                                       normalization, mean);
-  auto [dlog_probs, dconfusion] = mixture_link_backward_op(ones_like(loss), std::nullopt, log_probs, confusion, weight, indptr, item,
+  auto [dlog_probs, dconfusion] = mixture_link_backward_op(one_like(loss), std::nullopt, log_probs, confusion, weight, indptr, item,
                                                     annotator, order, label, posterior, log_norm, normalization, mean,
                                                     need_log_probs, need_confusion);
   return {loss, nll, dlog_probs, dconfusion};

@@ -1,6 +1,10 @@
-"""The cross-entropy whose gradients come with the loss: what is handed over, and that every other way is the same."""
+"""Losses whose gradients come with them: what is handed over, and that every other way is the same."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -10,32 +14,66 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from crowdnal import functional as F
-from crowdnal.functional._autograd.softmax_link import SoftmaxLink
-from crowdnal.ops import softmax_link as ops
+from crowdnal import reference
+from crowdnal.functional._autograd._step import StepFunction
+from crowdnal.functional._autograd.joint_link import JointStep
+from crowdnal.functional._autograd.mixture_link import MixtureStep
+from crowdnal.functional._autograd.softmax_link import SoftmaxStep
 
 SIZES = [(40, 6, 5, 5, 3), (9, 30, 10, 10, 2), (64, 2, 7, 20, 40), (12, 3, 33, 34, 5), (0, 3, 2, 2, 1)]
+KINDS = {"none": reference.NONE, "softmax": reference.SOFTMAX, "softplus": reference.SOFTPLUS}
 
 
-def leaves_of(p: Problem) -> dict[str, Tensor]:
-    named = {"scores": p.scores, "confusion": p.confusion, "shared": p.shared, "mixing": p.mixing, "weight": p.weight}
-    return {name: tensor.detach().clone().requires_grad_() for name, tensor in named.items()}
+@dataclass
+class Loss:
+    """A public loss of a problem, by its leaves; `step`: the Function of its one op."""
+
+    step: type[StepFunction]
+    names: tuple[str, ...]
+    call: Callable[..., Tensor]
+    options: dict[str, Any]
+
+    def leaves(self, p: Problem) -> dict[str, Tensor]:
+        """Copies of what is differentiated."""
+        stored = p.stored.log_softmax(1) if self.options.get("normalization") == "none" else p.stored
+        rows = {"scores": p.scores, "shared": p.shared, "mixing": p.mixing, "weight": p.weight}
+        rows |= dict.fromkeys(("log_probs", "log_prior"), p.scores.log_softmax(1))
+        rows["confusion"] = p.confusion if self.step is SoftmaxStep else stored
+        return {name: rows[name].detach().clone().requires_grad_() for name in self.names}
+
+    def __call__(self, p: Problem, leaves: dict[str, Tensor]) -> Tensor:
+        rest = dict(leaves)
+        first = rest.pop(self.names[0])
+        return self.call(first, rest.pop("confusion"), p.annotations, **rest, reduction="sum", **self.options)
+
+    def two_ops(self, p: Problem, leaves: dict[str, Tensor]) -> Tensor:
+        """The same by the op of the loss, and that of its backward."""
+        return _outputs(self, p, leaves, self.step.link, mean=False)[0]
 
 
-def loss_of(p: Problem, leaves: dict[str, Tensor]) -> Tensor:
-    rest = dict(leaves)
-    return F.crowd_cross_entropy(rest.pop("scores"), rest.pop("confusion"), p.annotations, **rest, reduction="sum")
+def _links(*normalizations: str) -> list[Any]:
+    out = []
+    for kind in normalizations:
+        mixture = ("log_probs", "confusion", "weight")
+        out.append(pytest.param(Loss(MixtureStep, mixture, F.crowd_mixture_nll, {"normalization": kind}), id=kind))
+        joint = Loss(JointStep, ("log_prior", "confusion"), F.crowd_marginal_nll, {"normalization": kind})
+        out.append(pytest.param(joint, id=f"joint-{kind}"))
+    return out
 
 
-def two_ops(p: Problem, leaves: dict[str, Tensor]) -> Tensor:
-    return SoftmaxLink.run(*leaves.values(), *p.index, p.annotations.label, False)[0]
+SOFTMAX = Loss(SoftmaxStep, ("scores", "confusion", "shared", "mixing", "weight"), F.crowd_cross_entropy, {})
+LOSSES = [pytest.param(SOFTMAX, id="softmax_link"), *_links("none", "softmax", "softplus")]
+EACH = [pytest.param(SOFTMAX, id="softmax_link"), *_links("softmax")]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("factor", [1.0, -0.3])
-def test_loss_and_gradients_are_those_of_the_two_ops(sizes: tuple[int, ...], factor: float) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_loss_and_gradients_are_those_of_the_two_ops(loss: Loss, sizes: tuple[int, ...], factor: float) -> None:
     p = make_problem(*sizes, seed=2)
-    ours, theirs = leaves_of(p), leaves_of(p)
-    one, two = loss_of(p, ours), two_ops(p, theirs)
+    ours, theirs = loss.leaves(p), loss.leaves(p)
+    one, two = loss(p, ours), loss.two_ops(p, theirs)
+    assert type(one.grad_fn).__name__ == f"{loss.step.__name__}Backward"
     assert_close(one, two)
     (factor * one).backward()
     (factor * two).backward()
@@ -43,38 +81,63 @@ def test_loss_and_gradients_are_those_of_the_two_ops(sizes: tuple[int, ...], fac
         assert_close(ours[name].grad, theirs[name].grad)
 
 
-def test_a_gradient_is_handed_over_not_copied() -> None:
+@pytest.mark.parametrize("loss", EACH)
+def test_a_gradient_is_handed_over_not_copied(loss: Loss) -> None:
     p = make_problem(40, 6, 5, 5, 3, seed=2)
-    leaves = leaves_of(p)
-    loss = loss_of(p, leaves)
-    ready = [gradient.data_ptr() for gradient in loss.grad_fn.gradients]  # type: ignore[union-attr]
-    loss.backward()
-    assert ready == [leaves[name].grad.data_ptr() for name in ("scores", "confusion", "shared", "mixing")]  # type: ignore[union-attr]
+    leaves = loss.leaves(p)
+    out = loss(p, leaves)
+    ready = [gradient.data_ptr() for gradient in out.grad_fn.gradients]  # type: ignore[union-attr]
+    out.backward()
+    assert ready == [leaves[name].grad.data_ptr() for name in loss.step.inputs]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_a_second_pass_over_the_graph_has_the_same_bits(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("loss", EACH)
+def test_a_second_pass_over_the_graph_has_the_same_bits(loss: Loss, sizes: tuple[int, ...]) -> None:
     p = make_problem(*sizes, seed=2)
-    leaves = leaves_of(p)
-    loss = loss_of(p, leaves)
-    first = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
+    leaves = loss.leaves(p)
+    out = loss(p, leaves)
+    first = torch.autograd.grad(out, list(leaves.values()), retain_graph=True)
     kept = [gradient.clone() for gradient in first]
     for gradient in first:
         gradient.mul_(0)  # the caller may do with it what he likes
-    twice = torch.autograd.grad(2 * loss, list(leaves.values()))
+    twice = torch.autograd.grad(2 * out, list(leaves.values()))
     for before, after in zip(kept, twice, strict=True):
         assert torch.equal(2 * before, after)
 
 
-def test_batched_and_traced_passes_are_those_of_single_ones() -> None:
+@pytest.mark.parametrize("loss", EACH)
+def test_a_graph_that_was_let_go_is_refused_as_torch_does(loss: Loss) -> None:
     p = make_problem(40, 6, 5, 5, 3, seed=2)
-    leaves = leaves_of(p)
-    one = torch.autograd.grad(loss_of(p, leaves), list(leaves.values()))
+    out = loss(p, loss.leaves(p))
+    out.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.backward()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_pass_that_is_differentiated_is_that_of_the_two_ops(loss: Loss) -> None:
+    p = make_problem(20, 4, 4, 3, 3, seed=2)
+    second = []
+    for way in (loss, loss.two_ops):
+        leaves = loss.leaves(p)
+        first = torch.autograd.grad(way(p, leaves), list(leaves.values()), create_graph=True)
+        total = sum(gradient.sin().sum() for gradient in first)
+        second.append(torch.autograd.grad(total, list(leaves.values())))
+    for ours, theirs in zip(*second, strict=True):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("loss", EACH)
+def test_batched_and_traced_passes_are_those_of_single_ones(loss: Loss) -> None:
+    p = make_problem(40, 6, 5, 5, 3, seed=2)
+    leaves = loss.leaves(p)
+    one = torch.autograd.grad(loss(p, leaves), list(leaves.values()))
     factors = torch.tensor([1.0, -2.0], dtype=p.scores.dtype)
-    both = torch.autograd.grad(loss_of(p, leaves), list(leaves.values()), factors, is_grads_batched=True)
+    both = torch.autograd.grad(loss(p, leaves), list(leaves.values()), factors, is_grads_batched=True)
 
     def traced(*values: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(3 * loss_of(p, dict(zip(leaves, values, strict=True))), values)
+        return torch.autograd.grad(3 * loss(p, dict(zip(leaves, values, strict=True))), values)
 
     thrice = make_fx(traced)(*leaves.values())(*leaves.values())
     for single, batch, again in zip(one, both, thrice, strict=True):
@@ -82,30 +145,72 @@ def test_batched_and_traced_passes_are_those_of_single_ones() -> None:
         assert_close(again, 3 * single)
 
 
-def test_only_what_is_needed_is_computed() -> None:
+@pytest.mark.parametrize("loss", EACH)
+def test_only_what_is_needed_is_computed(loss: Loss) -> None:
     p = make_problem(40, 6, 5, 5, 3, seed=2)
-    confusion = p.confusion.detach().requires_grad_()
-    loss = F.crowd_cross_entropy(p.scores, confusion, p.annotations)
-    assert [gradient.numel() > 0 for gradient in loss.grad_fn.gradients] == [False, True, False, False]  # type: ignore[union-attr]
+    leaves = loss.leaves(p)
+    alone = {name: leaf.detach().requires_grad_(name == "confusion") for name, leaf in leaves.items()}
+    out = loss(p, alone)
+    made = [gradient.numel() > 0 for gradient in out.grad_fn.gradients]  # type: ignore[union-attr]
+    assert made == [name == "confusion" for name in loss.step.inputs]
+    assert_close(
+        torch.autograd.grad(out, alone["confusion"]), torch.autograd.grad(loss(p, leaves), leaves["confusion"])
+    )
 
 
-def test_no_gradients_are_made_where_none_can_be_asked_for() -> None:
+@pytest.mark.parametrize("loss", EACH)
+def test_gradients_of_the_losses_of_the_annotations_are_those_of_the_two_ops(loss: Loss) -> None:
+    p = make_problem(20, 4, 4, 3, 3, seed=2)
+    results = []
+    for step in (True, False):
+        leaves = loss.leaves(p)
+        out = _outputs(loss, p, leaves, loss.step if step else loss.step.link)
+        results.append(torch.autograd.grad(out[0].sin() + out[1].cos().sum(), list(leaves.values())))
+    for ours, theirs in zip(*results, strict=True):
+        assert_close(ours, theirs)
+
+
+def test_weights_of_the_joint_link_have_gradients() -> None:
+    p = make_problem(20, 4, 4, 3, 3, seed=2)
+    loss = Loss(JointStep, ("log_prior", "confusion", "weight"), F.crowd_marginal_nll, {"normalization": "softmax"})
+    ours, theirs = loss.leaves(p), loss.leaves(p)
+    loss(p, ours).backward()
+    _outputs(loss, p, theirs, JointStep, mean=False)[0].backward()
+    for name in ours:
+        assert_close(ours[name].grad, theirs[name].grad)
+
+
+@pytest.mark.parametrize("loss", EACH)
+def test_no_gradients_are_made_where_none_can_be_asked_for(loss: Loss) -> None:
     p = make_problem(40, 6, 5, 5, 3, seed=2)
-    leaves = leaves_of(p)
+    leaves = loss.leaves(p)
     with torch.no_grad():
-        assert not loss_of(p, leaves).requires_grad
-    tangent = torch.func.jvp(lambda z: F.crowd_cross_entropy(z, p.confusion, p.annotations), (p.scores,), (p.scores,))
+        assert not loss(p, leaves).requires_grad
+    plain = {name: leaf.detach() for name, leaf in leaves.items()}
+    first = loss.names[0]
+    tangent = torch.func.jvp(lambda z: loss(p, {**plain, first: z}), (plain[first],), (plain[first],))
     assert tangent[1].isfinite()
 
 
-def test_the_op_refuses_what_it_cannot_do() -> None:
+@pytest.mark.parametrize("loss", EACH)
+def test_the_op_refuses_what_it_cannot_do(loss: Loss) -> None:
     p = make_problem(6, 4, 3, 3, 2, seed=2)
-    rest = (*p.index, p.annotations.label, True, True, True, False, False)
+    leaves = {name: leaf.detach() for name, leaf in loss.leaves(p).items()}
+    first = loss.names[0]
 
-    def step(scores: Tensor) -> Tensor:
-        return ops.softmax_link_step(scores, p.confusion, None, None, None, *rest)[0]
+    def step(rows: Tensor) -> Tensor:
+        return _outputs(loss, p, {**leaves, first: rows}, loss.step)[0]
 
-    with pytest.raises(RuntimeError, match="take softmax_link"):
-        torch.func.jvp(step, (p.scores,), (p.scores,))
-    with pytest.raises(RuntimeError, match="take softmax_link"):
-        torch.func.vmap(step)(p.scores.expand(2, *p.scores.shape))
+    with pytest.raises(RuntimeError, match=f"take {loss.step.link.op.name}"):
+        torch.func.jvp(step, (leaves[first],), (leaves[first],))
+    with pytest.raises(RuntimeError, match=f"take {loss.step.link.op.name}"):
+        torch.func.vmap(step)(leaves[first].expand(2, *leaves[first].shape))
+
+
+def _outputs(loss: Loss, p: Problem, leaves: dict[str, Tensor], function: Any, mean: bool = True) -> Any:
+    """What the op of `function` returns, everything of which it has gradients needed."""
+    given = {"mean": mean, "normalization": KINDS.get(loss.options.get("normalization", "")), **leaves}
+    given |= dict(zip(("indptr", "item", "annotator", "order"), p.index, strict=True))
+    given["label"] = p.annotations.label
+    fields = function.op.arguments._fields
+    return function.op(*(name.startswith("need_") or given.get(name) for name in fields))

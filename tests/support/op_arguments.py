@@ -13,7 +13,7 @@ from support.problems import Problem, make_problem
 
 SOFTMAX = ["mix", "mix_items", "mix_annotators", "softmax_link", "softmax_link_backward", "softmax_link_step"]
 MIXTURE = ["mixture_link", "mixture_link_backward", "mixture_link_step"]
-JOINT = ["label_log_likelihood", "label_counts", "joint_link", "joint_link_backward", "em_step"]
+JOINT = ["label_log_likelihood", "label_counts", "joint_link", "joint_link_backward", "joint_link_step", "em_step"]
 PAIRS = pairs.NAMES
 ALL = SOFTMAX + MIXTURE + JOINT + PAIRS
 NORMALIZATIONS = (reference.NONE, reference.SOFTMAX, reference.SOFTPLUS)
@@ -120,6 +120,9 @@ def _joint(p: Problem, name: str, kind: int) -> list[Arguments]:
     both = p.scores.log_softmax(1), _stored(p, kind)
     if name == "joint_link":
         return [(*both, weight, *rest, kind, mean) for weight, mean in ((None, True), (p.weight, False))]
+    if name == "joint_link_step":
+        steps = [(None, True, True, True), (p.weight, False, True, False), (p.weight, True, False, True)]
+        return [(*both, weight, *rest, kind, *flags) for weight, *flags in steps]
     total, generator = torch.tensor(0.7, dtype=torch.double), torch.Generator().manual_seed(p.seed + 2)
     nll = torch.randn(p.annotations.num_items, dtype=torch.double, generator=generator)
     _, _, posterior, norm = reference.joint_link(*both, p.weight, *rest, kind, True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional._autograd._step import StepFunction
 from crowdnal.functional._autograd.label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.functional.segments import finite, row_products
 from crowdnal.ops import joint_link as ops
@@ -146,6 +147,12 @@ class JointLinkBackward(OpFunction):
         if folded.grad_nll is not None:
             u = u + batch.front("grad_nll")
         return batch.run(folded._replace(grad_loss=None, grad_nll=u.flatten(), log_norm=None, mean=False)), (0, 0)
+
+
+class JointStep(StepFunction):
+    """(loss [], nll [B], gradients for an upstream of 1); see `crowdnal.reference.joint_link_step`."""
+
+    op, link, inputs, weighs_nll = ops.joint_link_step, JointLink, ("log_prior", "confusion"), False
 
 
 def _num_annotated(batch: VmapBatch) -> Tensor:

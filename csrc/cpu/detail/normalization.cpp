@@ -9,18 +9,6 @@
 namespace crowdnal::cpu {
 namespace {
 
-// log softplus(x), finite where softplus underflows.
-template <class T>
-CROWDNAL_INLINE Vec<T> log_softplus_of(const Vec<T>& x) {
-  const Vec<T> tail = x - T(0.5) * fast_exp(x), body = fast_log(Softplus<T>(x).value);
-  return x < broadcast<T>(T(kSoftplusTail)) ? tail : body;
-}
-
-template <class T>
-CROWDNAL_INLINE Vec<T> log_value(const Vec<T>& x, Normalization kind) {
-  return kind == Normalization::kSoftplus ? log_softplus_of<T>(x) : x;
-}
-
 // The highest log f of each column (0 where that is -infinity), and the logarithm of the sum relative to it. Together
 // they would lose what distinguishes the labels where both are large.
 template <class T>

@@ -24,6 +24,18 @@ struct Softplus {
   }
 };
 
+// log softplus(x), finite where softplus underflows.
+template <class T>
+CROWDNAL_INLINE Vec<T> log_softplus_of(const Vec<T>& x) {
+  const Vec<T> tail = x - T(0.5) * fast_exp(x), body = fast_log(Softplus<T>(x).value);
+  return x < broadcast<T>(T(kSoftplusTail)) ? tail : body;
+}
+
+template <class T>
+CROWDNAL_INLINE Vec<T> log_value(const Vec<T>& x, Normalization kind) {
+  return kind == Normalization::kSoftplus ? log_softplus_of<T>(x) : x;
+}
+
 // log_norm[k] = log sum_y f(x[y, k]), finite where a sum over- or underflows. values: null, or [labels, classes] for f;
 // slopes: null, or the same for df/dx of softplus (that of exp is f).
 // Returns false where one does: `values` do not hold f to full precision then, nor does log_norm tell log f - log_norm.

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <vector>
 
-#include "cpu/detail/lanes.h"
 #include "cpu/detail/runs.h"
+#include "cpu/detail/small_normalization.h"
 
 namespace crowdnal::cpu {
 namespace {
@@ -30,7 +30,7 @@ struct MixtureWalk {
   std::vector<T> values, slopes;   // [L, rows, N L]: f and, of softplus, df/dx, of run r at r % L
   BlockSums<T> grads;              // [rows, N L]: G
   int64_t n[L], slot[L];           // the annotations of a block, and where the values of their runs are
-  T inverse[L * N * L];            // 1 / sum_y f, of run r at r % L
+  T inverse[L * N * L];            // [L, N L]: 1 / sum_y f, of run r at r % L
   T joint[L * N * L] = {}, factor[L * N * L] = {};
 
   CROWDNAL_INLINE MixtureWalk(const MixtureInput<T>& in, const StepScale<T>& scale, const Index& index,
@@ -41,35 +41,12 @@ struct MixtureWalk {
         size(shape.rows * N * L), values(normalized ? L * size : 0),
         slopes(softplus && out.confusion ? L * size : 0), grads(out.confusion ? size : 0) {}
 
-  // f of the run's matrix; false where a sum is extreme.
+  CROWDNAL_INLINE Activated<T, N> activated(int64_t run) {
+    const int64_t at = run % L;
+    return {values.data() + at * size, slopes.empty() ? nullptr : slopes.data() + at * size, inverse + at * N * L};
+  }
   CROWDNAL_INLINE bool activate(int64_t run) {
-    const T* x = matrices.of(index.annotator[index.order[runs[run]]]);
-    T* f = values.data() + run % L * size;
-    Vec<T> sum[N] = {};
-    for (int64_t y = 0; y < shape.rows; ++y) {
-      for (int64_t i = 0; i < N; ++i) {
-        const Vec<T> v = load(x + y * shape.cols + i * L);
-        Vec<T> value;
-        if (softplus) {
-          const Softplus<T> both(v);
-          value = both.value;
-          if (!slopes.empty()) store(slopes.data() + run % L * size + (y * N + i) * L, both.slope);
-        } else {
-          value = fast_exp(v);
-        }
-        store(f + (y * N + i) * L, value);
-        sum[i] += value;
-      }
-    }
-    bool good = true;
-    for (int64_t i = 0; i < N; ++i) {
-      T sums[L];
-      store(sums, sum[i]);
-      for (int64_t l = 0; l < std::min(L, shape.cols - i * L); ++l) good &= sums[l] > T(kTiny) && sums[l] < T(kHuge);
-      const Vec<T> inverted = T(1) / sum[i];
-      store(inverse + (run % L * N + i) * L, i == N - 1 ? only<T>(inverted, row.last) : inverted);
-    }
-    return good;
+    return activated(run).fill(matrices.of(index.annotator[index.order[runs[run]]]), shape.rows, row, softplus);
   }
 
   CROWDNAL_INLINE void add(int64_t j, int64_t annotation, int64_t at) {
@@ -125,29 +102,14 @@ struct MixtureWalk {
     }
   }
 
-  // The whole is written at the annotator's end: slope G - slope A sum_y G, slope A = df/dx / sum_y f.
+  // The whole is written at the annotator's end.
   CROWDNAL_INLINE void finish(int64_t run, bool first_block, bool last_block) {
     if (!grads.join(first_block, last_block)) return;
     T* matrix = place(run);
-    const T *G = grads.sum.data(), *f = values.data() + run % L * size, *slope = slopes.data() + run % L * size;
-    Vec<T> column[N] = {};
-    for (int64_t y = 0; normalized && y < shape.rows; ++y) {
-      for (int64_t i = 0; i < N; ++i) column[i] += load(G + (y * N + i) * L);
-    }
-    for (int64_t i = 0; normalized && i < N; ++i) column[i] = column[i] * load(inverse + (run % L * N + i) * L);
+    if (normalized) return activated(run).gradient(grads.sum.data(), shape.rows, row, softplus, matrix);
     for (int64_t y = 0; y < shape.rows; ++y) {
       Vec<T> v[N];
-      for (int64_t i = 0; i < N; ++i) {
-        const int64_t at = (y * N + i) * L;
-        v[i] = load(G + at);
-        if (softplus) {
-          const Vec<T> value = load(f + at), ratio = load(slope + at) / value;
-          const Vec<T> log_slope = value > broadcast<T>(T(kTiny)) ? ratio : Vec<T>{} + T(1);
-          v[i] = log_slope * v[i] - load(slope + at) * column[i];
-        } else if (normalized) {
-          v[i] = v[i] - load(f + at) * column[i];
-        }
-      }
+      for (int64_t i = 0; i < N; ++i) v[i] = load(grads.sum.data() + (y * N + i) * L);
       row.write(v, matrix, y, shape.rows);
     }
   }

@@ -74,6 +74,12 @@ class Op : public Device {
   std::deque<Tensor> kept_;
 };
 
+// The upstream of a loss that is made with its gradients.
+inline Tensor one_like(const Tensor& loss) {
+  Tensor one = torch::stable::empty_like(loss);
+  return torch::stable::fill_(one, 1.0);
+}
+
 // Null for what is not wanted.
 template <class T>
 T* output_if(bool wanted, Tensor& tensor) {
