@@ -15,9 +15,9 @@ from crowdnal.functional._autograd._function import (
     normalization_kind,
     promote_beside,
 )
-from crowdnal.functional._autograd.joint_link import JointLink, JointStep
-from crowdnal.functional._autograd.mixture_link import MixtureLink, MixtureStep
-from crowdnal.functional._autograd.softmax_link import SoftmaxLink, SoftmaxStep
+from crowdnal.functional._autograd.joint_link import JointLink, joint_loss
+from crowdnal.functional._autograd.mixture_link import MixtureLink, mixture_loss
+from crowdnal.functional._autograd.softmax_link import SoftmaxLink, softmax_loss
 from crowdnal.functional.reduction import Reduction, reduction_weights
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.functional.sparse import compact
@@ -80,7 +80,7 @@ def crowd_cross_entropy(
     inside = None if each else weight
     inputs = (scores, confusion, shared, mixing, inside, *index, annotations.label, mean)
     if not each:
-        return SoftmaxStep.loss(*inputs)
+        return softmax_loss(*inputs)
     nll = _softmax_link(*inputs)[1]
     return nll if weight is None else nll * weight
 
@@ -125,7 +125,7 @@ def crowd_mixture_nll(
     inside = None if each else weight
     inputs = (log_probs, confusion, inside, *index, annotations.label, kind, mean)
     if not each:
-        return MixtureStep.loss(*inputs)
+        return mixture_loss(*inputs)
     nll = _mixture_link(*inputs)[1]
     return nll if weight is None else nll * weight
 
@@ -163,7 +163,7 @@ def crowd_marginal_nll(
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
     inputs = _joint(log_prior, confusion, annotations, normalization, weight, reduction == "mean")
-    return _joint_link(*inputs)[1] if reduction == "none" else JointStep.loss(*inputs)
+    return _joint_link(*inputs)[1] if reduction == "none" else joint_loss(*inputs)
 
 
 def crowd_posterior(

@@ -11,6 +11,9 @@ import torch
 from support.compare import assert_close
 from support.problems import Problem, make_problem
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from crowdnal import functional as F
@@ -178,6 +181,33 @@ def test_weights_of_the_joint_link_have_gradients() -> None:
     _outputs(loss, p, theirs, JointStep, mean=False)[0].backward()
     for name in ours:
         assert_close(ours[name].grad, theirs[name].grad)
+
+
+@pytest.mark.parametrize("loss", EACH)
+def test_a_compiled_step_is_one_op_and_equals_eager(loss: Loss) -> None:
+    p = make_problem(20, 4, 4, 3, 3, seed=2)
+    graphs: list[list[str]] = []
+
+    def compiler(graph: GraphModule, _: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if "crowdnal" in str(node.target)])
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    compiled = torch.compile(lambda *values: 3 * call(*values), fullgraph=True, backend=backend)
+    ours, theirs = loss.leaves(p), loss.leaves(p)
+
+    def call(*values: Tensor) -> Tensor:
+        return loss(p, dict(zip(loss.names, values, strict=True)))
+
+    one, two = compiled(*ours.values()), 3 * call(*theirs.values())
+    assert_close(one, two)
+    for times in (1, 2):  # over one graph
+        one.backward(retain_graph=True)
+        two.backward(retain_graph=True)
+        for name in ours:
+            assert_close(ours[name].grad, theirs[name].grad, where=f"{name}, {times}")
+    assert graphs == [[f"crowdnal.{loss.step.op.name}.default"], []]
 
 
 @pytest.mark.parametrize("loss", EACH)

@@ -26,28 +26,20 @@ class StepFunction(OpFunction):
         link: the Function of the loss alone. The op has its arguments, then a ``need_`` for each of `inputs`.
         inputs: names of the arguments that the op makes gradients of, in their order.
         weighs_nll: whether the loss sums weight_n nll_n; else the gradient of a weight takes the two ops.
+        places: of `inputs` among the arguments.
+        weight: place of the weight.
     """
 
     link: ClassVar[type[OpFunction]]
     inputs: ClassVar[tuple[str, ...]]
     weighs_nll: ClassVar[bool] = True
-    _places: ClassVar[tuple[int, ...]]
-    _weight: ClassVar[int]
+    places: ClassVar[tuple[int, ...]]
+    weight: ClassVar[int]
 
     def __init_subclass__(cls) -> None:
         fields = cls.op.arguments._fields
-        cls._places, cls._weight = tuple(map(fields.index, cls.inputs)), fields.index("weight")
+        cls.places, cls.weight = tuple(map(fields.index, cls.inputs)), fields.index("weight")
         super().__init_subclass__()
-
-    @classmethod
-    def loss(cls, *inputs: Any) -> Tensor:
-        """The loss [] of `link` of these arguments, its gradients with it where that is possible and of use."""
-        link, weight = cls.link.op, inputs[cls._weight]
-        if inputs[0].device.type == "cpu" and _records_only():
-            needed = [(tensor := inputs[place]) is not None and tensor.requires_grad for place in cls._places]
-            if any(needed) and (cls.weighs_nll or weight is None or not weight.requires_grad):
-                return cls.op(*inputs, *needed)[0]
-        return link(*inputs)[0]
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -65,19 +57,19 @@ class StepFunction(OpFunction):
             return tuple(out)
         if grad_loss is None or grad_nll is not None or not _is_last(grad_loss):
             return cls._by_two_ops(ctx, grad_loss, grad_nll)
-        if need[cls._weight] and not cls.weighs_nll:
+        if need[cls.weight] and not cls.weighs_nll:
             return cls._by_two_ops(ctx, grad_loss, grad_nll)
         ready, ctx.gradients = ctx.gradients, None
         if ready is None:
             ready = cls.op(*cls.kept(ctx)[0])[2:]
         if type(grad_loss) is not Tensor or grad_loss.numpy() != 1:  # on the CPU: nothing waits for a device
             ready = [gradient.mul_(grad_loss) for gradient in ready]
-        for place, gradient in zip(cls._places, ready, strict=True):
+        for place, gradient in zip(cls.places, ready, strict=True):
             if need[place]:
                 out[place] = gradient
-        if need[cls._weight]:
+        if need[cls.weight]:
             a, nll = cls.kept(ctx)
-            out[cls._weight] = reference.upstream(grad_loss, None, None, nll, a.mean) * nll
+            out[cls.weight] = reference.upstream(grad_loss, None, None, nll, a.mean) * nll
         return tuple(out)
 
     @classmethod
@@ -91,13 +83,30 @@ class StepFunction(OpFunction):
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
-        """Refused: `loss` takes `link` in forward mode."""
+        """Refused: `StepLoss` takes `link` in forward mode."""
         raise RuntimeError(f"{cls.op.name} has no forward mode: take {cls.link.op.name}")
 
     @classmethod
     def vmap_op(cls, batch: VmapBatch) -> Any:
-        """Refused: `loss` takes `link` under `torch.func`."""
+        """Refused: `StepLoss` takes `link` under `torch.func`."""
         raise RuntimeError(f"{cls.op.name} has no vmap rule: take {cls.link.op.name}")
+
+
+class StepLoss:
+    """The loss [] of a step's link, its gradients with it where that is possible and of use."""
+
+    def __init__(self, step: type[StepFunction]) -> None:
+        self.step, self.link = step.op, step.link.op
+        self.places, self.weight, self.weighs_nll = step.places, step.weight, step.weighs_nll
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Of the arguments of the link."""
+        if inputs[0].device.type == "cpu" and _records_only():
+            needed = [(tensor := inputs[place]) is not None and tensor.requires_grad for place in self.places]
+            weight = inputs[self.weight]
+            if any(needed) and (self.weighs_nll or weight is None or not weight.requires_grad):
+                return self.step(*inputs, *needed)[0]
+        return self.link(*inputs)[0]
 
 
 class _Kept:

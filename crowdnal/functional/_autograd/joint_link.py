@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
-from crowdnal.functional._autograd._step import StepFunction
+from crowdnal.functional._autograd._step import StepFunction, StepLoss
 from crowdnal.functional._autograd.label_log_likelihood import label_counts, label_log_likelihood
 from crowdnal.functional.segments import finite, row_products
 from crowdnal.ops import joint_link as ops
@@ -153,6 +153,9 @@ class JointStep(StepFunction):
     """(loss [], nll [B], gradients for an upstream of 1); see `crowdnal.reference.joint_link_step`."""
 
     op, link, inputs, weighs_nll = ops.joint_link_step, JointLink, ("log_prior", "confusion"), False
+
+
+joint_loss = StepLoss(JointStep)
 
 
 def _num_annotated(batch: VmapBatch) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
-from crowdnal.functional._autograd._step import StepFunction
+from crowdnal.functional._autograd._step import StepFunction, StepLoss
 from crowdnal.functional.segments import gather_rows, scatter_rows, sum_by_item
 from crowdnal.ops import mixture_link as ops
 
@@ -143,6 +143,9 @@ class MixtureStep(StepFunction):
     """(loss [], nll [nnz], gradients for an upstream of 1); see `crowdnal.reference.mixture_link_step`."""
 
     op, link, inputs = ops.mixture_link_step, MixtureLink, ("log_probs", "confusion")
+
+
+mixture_loss = StepLoss(MixtureStep)
 
 
 class _Joint:

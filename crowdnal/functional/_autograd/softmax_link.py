@@ -15,7 +15,7 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
-from crowdnal.functional._autograd._step import StepFunction
+from crowdnal.functional._autograd._step import StepFunction, StepLoss
 from crowdnal.functional._autograd.mix import mix, mix_annotators, mix_items
 from crowdnal.functional.segments import sum_by_item
 from crowdnal.ops import softmax_link as ops
@@ -166,6 +166,9 @@ class SoftmaxStep(StepFunction):
     """(loss [], nll [nnz], gradients for an upstream of 1); see `crowdnal.reference.softmax_link_step`."""
 
     op, link, inputs = ops.softmax_link_step, SoftmaxLink, _Inputs._fields
+
+
+softmax_loss = StepLoss(SoftmaxStep)
 
 
 def _curvature(u: Tensor, probs: Tensor, h_t: Tensor) -> Tensor:
