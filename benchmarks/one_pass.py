@@ -1,9 +1,11 @@
-"""The cross-entropy's gradients made with the loss, against the two ops (forward, then backward) that it replaces.
+"""Gradients made with the loss, against the two ops (forward, then backward) that this replaces.
 
-    python benchmarks/one_pass.py [--quick] [--cells labelme,medical] [--threads 2] [--json F]
+    python benchmarks/one_pass.py [--quick] [--losses softmax,mixture-none] [--cells labelme,medical] [--threads 2]
+                                  [--json F]
 
-Per cell, in one process, interleaved, medians in microseconds: the native calls alone (`native`: one against two), and
-a step (`step`: the loss and its backward through autograd). Ratio: one pass as a share of the two ops.
+Per loss and cell, in one process, interleaved, medians in microseconds: the native calls alone (`native`: one against
+two), and a step (`step`: the loss and its backward through autograd). Ratio: the median of one pass as a share of the
+two ops, turn by turn.
 """
 
 from __future__ import annotations
@@ -11,78 +13,111 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from _formulations import GRID, Cell, Problem
 from _machine import OtherProcesses, describe, timed
+from _mixture import mixture_leaves
 from _softmax import leaves
+from torch import Tensor
 
-from crowdnal.ops import softmax_link as ops
+from crowdnal import reference
+from crowdnal.ops import OPS
 
-SECONDS = 2.0  # of a cell
+SECONDS = 1.0  # of a cell
+COLUMNS = "native_two native_one native_ratio step_two step_one step_ratio".split()
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Ops `link`, `link`_backward and `link`_step; `optional` arguments between the leaves and the index are None."""
+
+    name: str
+    link: str
+    leaves: Callable[[Problem], Sequence[Tensor]]
+    optional: int
+    options: tuple[Any, ...]
+    needs: tuple[bool, ...]
+
+
+KINDS = {"softmax": reference.SOFTMAX, "softplus": reference.SOFTPLUS, "none": reference.NONE}
+LOSSES = [Loss("softmax", "softmax_link", leaves, 3, (True,), (True, True, False, False))] + [
+    Loss(f"{link}-{kind}", f"{link}_link", mixture_leaves, 1, (number, True), (True, True))
+    for link in ("mixture", "joint")
+    for kind, number in KINDS.items()
+]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one cell, few turns")
+    parser.add_argument("--losses", default="", help=f"of {', '.join(loss.name for loss in LOSSES)}")
     parser.add_argument("--cells", default="", help=f"of {', '.join(cell.name for cell in GRID)}")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write machine and rows here")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     names = arguments.cells.split(",") if arguments.cells else [cell.name for cell in GRID]
+    wanted = arguments.losses.split(",") if arguments.losses else [loss.name for loss in LOSSES]
+    cells = GRID[:1] if arguments.quick else [cell for cell in GRID if cell.name in names]
     rows = []
-    print(f"{'cell':10} {'two ops':>9} {'one':>9} {'ratio':>6} {'step, two':>10} {'step, one':>10} {'ratio':>6}   us")
-    for cell in GRID[:1] if arguments.quick else [cell for cell in GRID if cell.name in names]:
-        row = measure(cell, 0.05 if arguments.quick else SECONDS)
-        rows.append(row)
-        shown = [row[key] for key in ("native_two", "native_one", "native_ratio", "step_two", "step_one", "step_ratio")]
-        print("{:10} {:9.1f} {:9.1f} {:6.2f} {:10.1f} {:10.1f} {:6.2f}".format(cell.name, *shown), flush=True)
+    print("{:17} {:9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>6}   us".format(
+        "loss", "cell", "two ops", "one", "ratio", "step, two", "step, one", "ratio"
+    ))  # fmt: skip
+    for loss in (loss for loss in LOSSES if loss.name in wanted):
+        for cell in cells:
+            row = measure(loss, cell, 0.05 if arguments.quick else SECONDS)
+            rows.append(row)
+            print("{:17} {:9} {:9.1f} {:9.1f} {:6.2f} {:10.1f} {:10.1f} {:6.2f}".format(
+                loss.name, cell.name, *(row[key] for key in COLUMNS)
+            ), flush=True)  # fmt: skip
     if arguments.json:
         result = {"benchmark": "one_pass", "quick": arguments.quick, "machine": describe(), "rows": rows}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def measure(cell: Cell, seconds: float) -> dict[str, Any]:
+def measure(loss: Loss, cell: Cell, seconds: float) -> dict[str, Any]:
     """Medians of a cell, in microseconds."""
-    p = Problem(cell, leaves, torch.float32)
+    p = Problem(cell, loss.leaves, torch.float32)
     a = p.annotations
-    scores, confusion = (leaf.detach().requires_grad_() for leaf in p.leaves)
-    index = (a.indptr, a.item, a.annotator, a.order)
-    inputs = (scores.detach(), confusion.detach(), None, None, None, *index, a.label)
-    one, needs = torch.ones(()), (True, True, False, False)
+    rows, confusion = (leaf.detach().requires_grad_() for leaf in p.leaves)
+    rest = (*(None,) * loss.optional, a.indptr, a.item, a.annotator, a.order, a.label)
+    inputs = (rows.detach(), confusion.detach(), *rest)
+    link, backward, step = (OPS[loss.link + end] for end in ("", "_backward", "_step"))
+    one = torch.ones(())
 
     def native_two() -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            _, _, probs = ops.softmax_link.overload(*inputs, True)
-            return ops.softmax_link_backward.overload(one, None, *inputs, probs, True, *needs)
+            _, _, *kept = link.overload(*inputs, *loss.options)
+            return backward.overload(one, None, *inputs, *kept, *loss.options, *loss.needs)
 
     def native_one() -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return ops.softmax_link_step.overload(*inputs, True, *needs)[2:]
+            return step.overload(*inputs, *loss.options, *loss.needs)[2:]
 
-    def stepped(loss: Callable[[], torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-        def step() -> list[torch.Tensor]:
-            scores.grad = confusion.grad = None
-            loss().backward()
-            return [scores.grad, confusion.grad]  # type: ignore[list-item]
+    def stepped(out: Callable[[], Tensor]) -> Callable[[], list[Tensor]]:
+        def run() -> list[Tensor]:
+            rows.grad = confusion.grad = None
+            out().backward()
+            return [rows.grad, confusion.grad]  # type: ignore[list-item]
 
-        return step
+        return run
 
     ways: dict[str, Callable[[], Any]] = {
         "native_two": native_two,
         "native_one": native_one,
-        "step_two": stepped(lambda: ops.softmax_link(scores, confusion, *inputs[2:], True)[0]),
-        "step_one": stepped(lambda: ops.softmax_link_step(scores, confusion, *inputs[2:], True, *needs)[0]),
+        "step_two": stepped(lambda: link(rows, confusion, *rest, *loss.options)[0]),
+        "step_one": stepped(lambda: step(rows, confusion, *rest, *loss.options, *loss.needs)[0]),
     }
     expected = [gradient.clone() for gradient in native_two()[:2]]
     for name, way in ways.items():
         for mine, theirs in zip(way(), expected, strict=False):
-            if not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-7):
-                raise SystemExit(f"{cell.name}: {name} differs")
+            if not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6):
+                raise SystemExit(f"{loss.name}, {cell.name}: {name} differs")
     others = OtherProcesses()
     once = sum(timed(way, 1) for way in ways.values())
     turns = max(5, min(2000, int(seconds / once)))
@@ -92,8 +127,9 @@ def measure(cell: Cell, seconds: float) -> dict[str, Any]:
             times[name].append(timed(way, 1))
     row: dict[str, Any] = {name: 1e6 * statistics.median(taken) for name, taken in times.items()}
     for kind in ("native", "step"):
-        row[f"{kind}_ratio"] = row[f"{kind}_one"] / row[f"{kind}_two"]
-    return {"cell": cell.name, **row, "cores_busy_elsewhere": others.cores()}
+        turn_by_turn = zip(times[f"{kind}_one"], times[f"{kind}_two"], strict=True)
+        row[f"{kind}_ratio"] = statistics.median(mine / theirs for mine, theirs in turn_by_turn)
+    return {"loss": loss.name, "cell": cell.name, **row, "cores_busy_elsewhere": others.cores()}
 
 
 if __name__ == "__main__":
