@@ -2,6 +2,8 @@
 // The stored confusion has the observed label outermost, as in the mixture link.
 #include "cpu/joint_link.h"
 
+#include "cpu/detail/spare.h"
+
 namespace crowdnal::cpu {
 namespace {
 
@@ -142,7 +144,7 @@ std::tuple<Tensor, Tensor> joint_link_backward_op(OptionalTensor grad_loss, Opti
   if (grad_loss) grad_loss = check_values(*grad_loss, "grad_loss", a, {});
   if (grad_nll) grad_nll = check_values(*grad_nll, "grad_nll", a, {view.num_items});
   Tensor dlog_prior = empty(a, {view.num_items, shape.cols});
-  Tensor dconfusion = empty(a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dconfusion = empty_gradient(a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   Tensor rows = empty(a, {need_confusion && is_normalized(kind) ? view.nnz : 0, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);

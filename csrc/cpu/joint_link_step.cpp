@@ -1,5 +1,6 @@
 // The joint link and its gradients for an upstream of 1: annotators, then items, then annotators.
 #include "cpu/detail/small_joint.h"
+#include "cpu/detail/spare.h"
 #include "cpu/joint_link.h"
 
 namespace crowdnal::cpu {
@@ -23,7 +24,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_
   const bool normalized = kind != Normalization::kNone;
   const int64_t runs = static_cast<int64_t>(index.runs.size()) - 1, tasks = tasks_per_thread(shape.matrix() * 8);
   Tensor loss = empty(a, {}), nll = empty(a, {view.num_items}), dlog_prior = empty(a, {view.num_items, shape.cols});
-  Tensor dconfusion = empty(a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dconfusion = empty_gradient(a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
     const bool small = normalized && is_small<T>(shape);

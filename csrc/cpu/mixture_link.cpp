@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cpu/detail/lanes.h"
+#include "cpu/detail/spare.h"
 #include "cpu/mix.h"
 
 namespace crowdnal::cpu {
@@ -195,7 +196,7 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
   if (grad_loss) grad_loss = check_values(*grad_loss, "grad_loss", a, {});
   if (grad_nll) grad_nll = check_values(*grad_nll, "grad_nll", a, {view.nnz});
   Tensor dlog_probs = empty(a, {need_log_probs ? view.num_items : 0, shape.cols});
-  Tensor dconfusion = empty(a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dconfusion = empty_gradient(a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
     const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);

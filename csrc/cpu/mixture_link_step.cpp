@@ -1,4 +1,5 @@
 // The mixture link and its gradients for an upstream of 1 in one pass: a matrix is activated once for both.
+#include "cpu/detail/spare.h"
 #include "cpu/mix.h"
 #include "cpu/mixture_link.h"
 
@@ -50,7 +51,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_step_op(const Tensor& lo
   const Tensor& like = a.matrices;
   Tensor loss = empty(like, {}), nll = empty(like, {view.nnz});
   Tensor dlog_probs = empty(like, {need_log_probs ? view.num_items : 0, shape.cols});
-  Tensor dconfusion = empty(like, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dconfusion = empty_gradient(like, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   dispatch(like, [&](auto zero) {
     using T = decltype(zero);
     const bool small = is_small<T>(shape);

@@ -2,6 +2,7 @@
 #include "cpu/softmax_link.h"
 
 #include "cpu/detail/runs.h"
+#include "cpu/detail/spare.h"
 #include "cpu/mix.h"
 
 namespace crowdnal::cpu {
@@ -60,7 +61,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> softmax_link_backward_op(
   if (grad_loss) grad_loss = check_values(*grad_loss, "grad_loss", w, {});
   if (grad_nll) grad_nll = check_values(*grad_nll, "grad_nll", w, {view.nnz});
   Tensor dscores = empty(w, {need_scores ? view.num_items : 0, shape.rows});
-  Tensor dconfusion = empty(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dconfusion = empty_gradient(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   Tensor dshared = empty(w, {need_shared ? view.num_items : 0, shape.cols});
   Tensor dmixing = empty(w, {need_mixing ? view.nnz : 0}), own = empty(w, {need_mixing ? view.nnz : 0, shape.cols});
   Tensor each = empty(w, {large && need_scores ? view.nnz : 0, shape.rows});

@@ -2,6 +2,7 @@
 // annotations from their scores to the gradients.
 #include "cpu/detail/runs.h"
 #include "cpu/detail/small_step.h"
+#include "cpu/detail/spare.h"
 #include "cpu/mix.h"
 #include "cpu/softmax_link.h"
 
@@ -107,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
   STD_TORCH_CHECK(mixing || !need_mixing, "crowdnal: need_mixing needs mixing");
   Tensor loss = empty(w, {}), nll = empty(w, {view.nnz});
   Tensor dscores = empty(w, {need_scores ? view.num_items : 0, shape.rows});
-  Tensor dconfusion = empty(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
+  Tensor dconfusion = empty_gradient(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   Tensor dshared = empty(w, {need_shared ? view.num_items : 0, shape.cols});
   Tensor dmixing = empty(w, {need_mixing ? view.nnz : 0});
   dispatch(w, [&](auto zero) {

@@ -45,6 +45,8 @@ STABLE = re.compile(
         | parallel_for)""",
     re.VERBOSE,
 )
+LATER = {("torch_from_blob", "w")}
+"""Of a later torch: weak, so null in 2.10, where the library does without."""
 ELSEWHERE = re.compile(
     r".*@(GLIBC|GLIBCXX|CXXABI|GCC|libcudart)[._\d].*|_Z(N[KRO]*)?S.*|_ITM_\w+|__gmon_start__|__cxa_finalize"
 )
@@ -56,7 +58,7 @@ def test_native_library_needs_nothing_that_a_supported_torch_or_python_lacks(lib
         pytest.skip("nm (binutils) is not installed")
     command = ["nm", "-D", "--undefined-only", "--format=posix", library]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    names = [line.split()[0] for line in lines]
+    names = [line.split()[0] for line in lines if tuple(line.split()[:2]) not in LATER]
     assert len(names) > 40
     assert [name for name in names if not ELSEWHERE.fullmatch(name) and not STABLE.fullmatch(name)] == []
 
