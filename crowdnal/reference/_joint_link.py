@@ -108,5 +108,5 @@ def joint_link_step(
     """Loss and nll of `joint_link`, and its `joint_link_backward` for a grad_loss of 1: a step's two ops as one."""
     inputs, rest = (log_prior, confusion, weight, indptr, item, annotator, order, label), (normalization, mean)
     loss, nll, posterior, norms = joint_link(*inputs, *rest)
-    upstreams, needs = (torch.ones_like(loss), None), (need_log_prior, need_confusion)
-    return loss, nll, *joint_link_backward(*upstreams, *inputs, posterior, norms, *rest, *needs)
+    one, needs = torch.ones_like(loss), (need_log_prior, need_confusion)
+    return loss, nll, *joint_link_backward(one, None, *inputs, posterior, norms, *rest, *needs)

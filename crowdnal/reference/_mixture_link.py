@@ -103,5 +103,5 @@ def mixture_link_step(
     """Loss and nll of `mixture_link`, and its `mixture_link_backward` for a grad_loss of 1: a step's two ops as one."""
     inputs, rest = (log_probs, confusion, weight, indptr, item, annotator, order, label), (normalization, mean)
     loss, nll, posterior, norms = mixture_link(*inputs, *rest)
-    upstreams, needs = (torch.ones_like(loss), None), (need_log_probs, need_confusion)
-    return loss, nll, *mixture_link_backward(*upstreams, *inputs, posterior, norms, *rest, *needs)
+    one, needs = torch.ones_like(loss), (need_log_probs, need_confusion)
+    return loss, nll, *mixture_link_backward(one, None, *inputs, posterior, norms, *rest, *needs)

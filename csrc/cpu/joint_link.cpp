@@ -67,16 +67,16 @@ void joint_confusion(const T* confusion, const T* log_norm, const T* dt, const T
     std::vector<T> own(log_norm ? 0 : shape.cols);
     const T* matrix = confusion + place.annotator(run) * shape.matrix();
     if (!log_norm) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr, nullptr);
-    through_normalization<T>(matrix, log_norm ? log_norm + run * shape.cols : own.data(), grad, label, view.order, first,
-                             last, shape.rows, shape.cols, kind, nullptr, place(run));
+    through_normalization<T>(matrix, log_norm ? log_norm + run * shape.cols : own.data(), grad, label, view.order,
+                             first, last, shape.rows, shape.cols, kind, nullptr, place(run));
   });
   place.finish();
 }
 
-#define CROWDNAL_INSTANTIATE(T)                                                                                        \
-  template void log_rows<T>(const T*, const int64_t*, const CheckedIndex&, const Shape&, Normalization, T*, T*);       \
-  template void joint_upstream<T>(const T*, const Index&, int64_t, T, const T*, T*);                                   \
-  template void joint_confusion<T>(const T*, const T*, const T*, const T*, const int64_t*, const CheckedIndex&,        \
+#define CROWDNAL_INSTANTIATE(T)                                                                                  \
+  template void log_rows<T>(const T*, const int64_t*, const CheckedIndex&, const Shape&, Normalization, T*, T*); \
+  template void joint_upstream<T>(const T*, const Index&, int64_t, T, const T*, T*);                             \
+  template void joint_confusion<T>(const T*, const T*, const T*, const T*, const int64_t*, const CheckedIndex&,  \
                                    const Shape&, Normalization, T*, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)

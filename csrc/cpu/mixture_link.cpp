@@ -108,7 +108,7 @@ CROWDNAL_INLINE void mixture_of(const MixtureInput<T>& in, const Index& index, c
     bool good = true;
     if (in.kind != Normalization::kNone) {
       good = log_norms<T>(matrix, shape.rows, shape.cols, in.kind, norm, softplus ? values.data() : nullptr, nullptr,
-                       &apart);
+                          &apart);
       pending.row.read(out.log_norm, run, run + 1, norms);
     }
     for (int64_t p = runs[run]; p < runs[run + 1]; ++p) {
@@ -216,7 +216,8 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
         const T* norm = log_norm ? pointer<T>(log_norm) + run * shape.cols : own.data();
         if (!own.empty()) log_norms<T>(matrix, shape.rows, shape.cols, kind, own.data(), nullptr, nullptr, nullptr);
         through_normalization(matrix, norm, grad, pointer<int64_t>(labels), view.order, index.runs[run],
-                              index.runs[run + 1], shape.rows, shape.cols, kind, static_cast<const T*>(nullptr), place(run));
+                              index.runs[run + 1], shape.rows, shape.cols, kind, static_cast<const T*>(nullptr),
+                              place(run));
       }
     });
     place.finish();

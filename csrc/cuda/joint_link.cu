@@ -67,11 +67,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_
                                                               const Tensor& order, const Tensor& label,
                                                               int64_t normalization, bool mean, bool need_log_prior,
                                                               bool need_confusion) {
-  auto [loss, nll, posterior, log_norm] = joint_link_op(log_prior, confusion, weight, indptr, item, annotator, order, label,
-                                                      normalization, mean);
-  auto [dlog_prior, dconfusion] = joint_link_backward_op(one_like(loss), std::nullopt, log_prior, confusion, weight, indptr, item,
-                                                    annotator, order, label, posterior, log_norm, normalization, mean,
-                                                    need_log_prior, need_confusion);
+  auto [loss, nll, posterior, log_norm] = joint_link_op(log_prior, confusion, weight, indptr, item, annotator, order,
+                                                        label, normalization, mean);
+  auto [dlog_prior, dconfusion] = joint_link_backward_op(one_like(loss), std::nullopt, log_prior, confusion, weight,
+                                                         indptr, item, annotator, order, label, posterior, log_norm,
+                                                         normalization, mean, need_log_prior, need_confusion);
   return {loss, nll, dlog_prior, dconfusion};
 }
 

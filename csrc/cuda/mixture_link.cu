@@ -64,16 +64,16 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
 
 // The two ops one after the other.
 std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_step_op(const Tensor& log_probs, const Tensor& confusion,
-                                                              OptionalTensor weight, const Tensor& indptr,
-                                                              const Tensor& item, const Tensor& annotator,
-                                                              const Tensor& order, const Tensor& label,
-                                                              int64_t normalization, bool mean, bool need_log_probs,
-                                                              bool need_confusion) {
-  auto [loss, nll, posterior, log_norm] = mixture_link_op(log_probs, confusion, weight, indptr, item, annotator, order, label,
-                                                      normalization, mean);
-  auto [dlog_probs, dconfusion] = mixture_link_backward_op(one_like(loss), std::nullopt, log_probs, confusion, weight, indptr, item,
-                                                    annotator, order, label, posterior, log_norm, normalization, mean,
-                                                    need_log_probs, need_confusion);
+                                                                OptionalTensor weight, const Tensor& indptr,
+                                                                const Tensor& item, const Tensor& annotator,
+                                                                const Tensor& order, const Tensor& label,
+                                                                int64_t normalization, bool mean, bool need_log_probs,
+                                                                bool need_confusion) {
+  auto [loss, nll, posterior, log_norm] = mixture_link_op(log_probs, confusion, weight, indptr, item, annotator, order,
+                                                          label, normalization, mean);
+  auto [dlog_probs, dconfusion] = mixture_link_backward_op(one_like(loss), std::nullopt, log_probs, confusion, weight,
+                                                           indptr, item, annotator, order, label, posterior, log_norm,
+                                                           normalization, mean, need_log_probs, need_confusion);
   return {loss, nll, dlog_probs, dconfusion};
 }
 

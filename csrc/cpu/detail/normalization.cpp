@@ -88,8 +88,8 @@ CROWDNAL_CLONES bool log_sums(const T* sum, int64_t classes, T* log_norm) {
 }  // namespace
 
 template <class T>
-bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values,
-               T* slopes, std::vector<T>* apart) {
+bool log_norms(const T* x, int64_t labels, int64_t classes, Normalization kind, T* log_norm, T* values, T* slopes,
+               std::vector<T>* apart) {
   thread_local std::vector<T> scratch;
   if (apart) apart->clear();
   const int64_t padded = classes + kLanes<T>;

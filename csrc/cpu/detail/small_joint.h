@@ -41,7 +41,7 @@ void joint_rows_small(const JointInput<T>& in, const Index& index, const Runs& r
 
 // The gradients of the matrices of those runs from dt [B, classes], that of the log joints.      out: see `MatricesOut`
 template <class T>
-void joint_gradient_small(const JointInput<T>& in, const Index& index, const Runs& runs, const Shape& shape, int64_t run,
-                          int64_t end, const JointMatrices<T>& matrices, const T* dt, T* out);
+void joint_gradient_small(const JointInput<T>& in, const Index& index, const Runs& runs, const Shape& shape,
+                          int64_t run, int64_t end, const JointMatrices<T>& matrices, const T* dt, T* out);
 
 }  // namespace crowdnal::cpu

@@ -26,11 +26,11 @@ struct MixtureWalk {
   Row<T, N> row;
   Matrices<T, N> matrices;
   bool normalized, softplus;
-  int64_t size;                    // of a matrix whose rows have N vectors
-  std::vector<T> values, slopes;   // [L, rows, N L]: f and, of softplus, df/dx, of run r at r % L
-  BlockSums<T> grads;              // [rows, N L]: G
-  int64_t n[L], slot[L];           // the annotations of a block, and where the values of their runs are
-  T inverse[L * N * L];            // [L, N L]: 1 / sum_y f, of run r at r % L
+  int64_t size;                   // of a matrix whose rows have N vectors
+  std::vector<T> values, slopes;  // [L, rows, N L]: f and, of softplus, df/dx, of run r at r % L
+  BlockSums<T> grads;             // [rows, N L]: G
+  int64_t n[L], slot[L];          // the annotations of a block, and where the values of their runs are
+  T inverse[L * N * L];           // [L, N L]: 1 / sum_y f, of run r at r % L
   T joint[L * N * L] = {}, factor[L * N * L] = {};
 
   CROWDNAL_INLINE MixtureWalk(const MixtureInput<T>& in, const StepScale<T>& scale, const Index& index,
@@ -38,8 +38,8 @@ struct MixtureWalk {
       : in(in), scale(scale), index(index), runs(runs), shape(shape), out(out),
         place{out.confusion, index, runs, shape}, row(shape.cols), matrices(in.confusion, shape),
         normalized(in.kind != Normalization::kNone), softplus(in.kind == Normalization::kSoftplus),
-        size(shape.rows * N * L), values(normalized ? L * size : 0),
-        slopes(softplus && out.confusion ? L * size : 0), grads(out.confusion ? size : 0) {}
+        size(shape.rows * N * L), values(normalized ? L * size : 0), slopes(softplus && out.confusion ? L * size : 0),
+        grads(out.confusion ? size : 0) {}
 
   CROWDNAL_INLINE Activated<T, N> activated(int64_t run) {
     const int64_t at = run % L;

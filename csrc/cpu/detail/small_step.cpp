@@ -25,13 +25,13 @@ struct Walk {
   MatricesOut<T> place;
   Row<T, N> row;
   Matrices<T, N> matrices;
-  int64_t width;                          // padded(rows)
-  std::vector<T> transposed;              // [cols, width]
-  BlockSums<T> block_sums;                // [rows, N L]
-  int64_t n[L];                           // the annotations
-  const T *z[L], *w[L];                   // their scores and matrices
-  T h[L * N * L] = {};                    // their scores under the matrix, then the gradient for these
-  T gap[L * N * L];                       // shared - own scores
+  int64_t width;              // padded(rows)
+  std::vector<T> transposed;  // [cols, width]
+  BlockSums<T> block_sums;    // [rows, N L]
+  int64_t n[L];               // the annotations
+  const T *z[L], *w[L];       // their scores and matrices
+  T h[L * N * L] = {};        // their scores under the matrix, then the gradient for these
+  T gap[L * N * L];           // shared - own scores
 
   CROWDNAL_INLINE Walk(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, const Runs& runs,
                        const Shape& shape, const StepOut<T>& out)
