@@ -6,6 +6,8 @@
 namespace crowdnal::cpu {
 namespace {
 
+constexpr int64_t kMany = 16;  // labels of an annotator from which on a table of its own pays
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_prior, const Tensor& confusion,
                                                               OptionalTensor weight, const Tensor& indptr,
                                                               const Tensor& item, const Tensor& annotator,
@@ -27,7 +29,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_
   Tensor dconfusion = empty_gradient(a, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   dispatch(a, [&](auto zero) {
     using T = decltype(zero);
-    const bool small = normalized && is_small<T>(shape);
+    // Counts alone: summed in a table of whole vectors where an annotator has many labels, but few for a cell.
+    const bool many = view.nnz >= kMany * runs && count_tables(view.nnz, shape, kReuse) == 0;
+    const bool small = is_small<T>(shape) && (normalized || many);
     const int64_t* y = pointer<int64_t>(labels);
     const JointInput<T> in{pointer<T>(a), pointer<T>(weight), y, kind};
     JointMatrices<T> matrices(small ? runs : 0, shape, kind);
@@ -35,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_
     Tensor log_norm = empty(a, {normalized && !small ? runs : 0, shape.cols});
     LabelTerms<T> terms{in.confusion, shape.num_annotators * shape.rows, shape.rows, in.weight, y};
     if (normalized) terms = {pointer<T>(rows), view.nnz, 0, in.weight, nullptr, small};
-    if (small) {
+    if (small && normalized) {
       for_each_share(view, index.runs, tasks, [&](int64_t run, int64_t end) {
         joint_rows_small(in, view, index.runs, shape, run, end, matrices, output<T>(rows));
       });

@@ -13,6 +13,7 @@ from support.problems import Problem, make_problem
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.autograd import gradcheck, gradgradcheck
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -129,6 +130,18 @@ def test_a_pass_that_is_differentiated_is_that_of_the_two_ops(loss: Loss) -> Non
         second.append(torch.autograd.grad(total, list(leaves.values())))
     for ours, theirs in zip(*second, strict=True):
         assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_both_orders_are_those_of_differences(loss: Loss) -> None:
+    p = make_problem(3, 2, 3, 3, 2, seed=6)
+    leaves = loss.leaves(p)
+
+    def of(*values: Tensor) -> Tensor:
+        return loss(p, dict(zip(loss.names, values, strict=True)))
+
+    assert gradcheck(of, tuple(leaves.values()), check_batched_grad=True)
+    assert gradgradcheck(of, tuple(leaves.values()))
 
 
 @pytest.mark.parametrize("loss", EACH)

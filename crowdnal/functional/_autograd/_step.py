@@ -51,7 +51,7 @@ class StepFunction(OpFunction):
 
     @classmethod
     def backward(cls, ctx: Any, grad_loss: Tensor | None, grad_nll: Tensor | None, *_: Tensor | None) -> Any:
-        """The gradients times grad_loss, in place and not at all where it is 1."""
+        """The gradients times grad_loss, in place, and on the CPU not at all where it is 1."""
         need, out = ctx.needs_input_grad, [None] * len(ctx.needs_input_grad)
         if grad_loss is None and grad_nll is None:
             return tuple(out)
@@ -62,7 +62,7 @@ class StepFunction(OpFunction):
         ready, ctx.gradients = ctx.gradients, None
         if ready is None:
             ready = cls.op(*cls.kept(ctx)[0])[2:]
-        if type(grad_loss) is not Tensor or grad_loss.numpy() != 1:  # on the CPU: nothing waits for a device
+        if not _is_one(grad_loss):
             ready = [gradient.mul_(grad_loss) for gradient in ready]
         for place, gradient in zip(cls.places, ready, strict=True):
             if need[place]:
@@ -139,3 +139,8 @@ def _is_last(upstream: Tensor) -> bool:
     func = torch._C._functorch
     others = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
     return not others and not func.is_legacy_batchedtensor(upstream)
+
+
+def _is_one(upstream: Tensor) -> bool:
+    """Whether it is known to be 1: nothing waits for a device, and what is traced may be anything."""
+    return type(upstream) is Tensor and upstream.device.type == "cpu" and upstream.numpy() == 1

@@ -25,7 +25,7 @@ struct JointWalk {
   CROWDNAL_INLINE JointWalk(const JointInput<T>& in, const Index& index, const Runs& runs, const Shape& shape,
                             const JointMatrices<T>& all)
       : in(in), index(index), runs(runs), shape(shape), all(all), row(shape.cols), matrices(in.confusion, shape),
-        values(all.keep ? 0 : all.size), slopes(all.keep || !all.softplus ? 0 : all.size) {}
+        values(all.normalized && !all.keep ? all.size : 0), slopes(all.softplus && !all.keep ? all.size : 0) {}
 
   CROWDNAL_INLINE Activated<T, N> activated(int64_t run) {
     T* inverse = all.inverse.get() + run * N * L;
@@ -70,6 +70,7 @@ struct JointWalk {
       }
       grads.join(block == first, end == last);
     }
+    if (!all.normalized) return write_rows(grads.sum.data(), shape.rows, row, out);
     const Activated<T, N> matrix = activated(run);
     if (!all.keep) activate(run, matrix);
     matrix.gradient(grads.sum.data(), shape.rows, row, all.softplus, out);

@@ -1,5 +1,4 @@
-// The joint link with its gradients, where matrices are normalised and a row fits into one or two vectors: a matrix is
-// activated once for both.
+// The joint link with its gradients, where a row fits into one or two vectors: a matrix is activated once for both.
 #pragma once
 
 #include <memory>
@@ -24,14 +23,15 @@ template <class T>
 struct JointMatrices {
   static constexpr int64_t kKept = 1 << 20;
   int64_t width, size;  // of a row, of a matrix, in whole vectors
-  bool keep, softplus;
+  bool normalized, keep, softplus;
   std::unique_ptr<T[]> values, slopes, inverse;  // [runs, size], [runs, size], [runs, width], see `Activated`
   std::vector<char> extreme;                     // [runs]: all in log space
 
   JointMatrices(int64_t runs, const Shape& shape, Normalization kind)
-      : width(padded<T>(shape.cols)), size(shape.rows * width), keep(runs * size <= kKept),
-        softplus(kind == Normalization::kSoftplus), values(new T[keep ? runs * size : 0]),
-        slopes(new T[keep && softplus ? runs * size : 0]), inverse(new T[runs * width]), extreme(runs) {}
+      : width(padded<T>(shape.cols)), size(shape.rows * width), normalized(kind != Normalization::kNone),
+        keep(normalized && runs * size <= kKept), softplus(kind == Normalization::kSoftplus),
+        values(new T[keep ? runs * size : 0]), slopes(new T[keep && softplus ? runs * size : 0]),
+        inverse(new T[normalized ? runs * width : 0]), extreme(runs) {}
 };
 
 // rows[n] = log A_r[y_n] for the annotations of the runs run..end-1                  rows: [nnz, padded(classes)]

@@ -106,12 +106,8 @@ struct MixtureWalk {
   CROWDNAL_INLINE void finish(int64_t run, bool first_block, bool last_block) {
     if (!grads.join(first_block, last_block)) return;
     T* matrix = place(run);
-    if (normalized) return activated(run).gradient(grads.sum.data(), shape.rows, row, softplus, matrix);
-    for (int64_t y = 0; y < shape.rows; ++y) {
-      Vec<T> v[N];
-      for (int64_t i = 0; i < N; ++i) v[i] = load(grads.sum.data() + (y * N + i) * L);
-      row.write(v, matrix, y, shape.rows);
-    }
+    if (!normalized) return write_rows(grads.sum.data(), shape.rows, row, matrix);
+    activated(run).gradient(grads.sum.data(), shape.rows, row, softplus, matrix);
   }
 
   // A run whose matrix has an extreme column: all in log space.

@@ -9,6 +9,16 @@
 
 namespace crowdnal::cpu {
 
+// matrix = G                                                               G: [labels, N L], matrix: [labels, classes]
+template <class T, int N>
+CROWDNAL_INLINE void write_rows(const T* G, int64_t labels, const Row<T, N>& row, T* matrix) {
+  for (int64_t y = 0; y < labels; ++y) {
+    Vec<T> v[N];
+    for (int64_t i = 0; i < N; ++i) v[i] = load(G + (y * N + i) * kLanes<T>);
+    row.write(v, matrix, y, labels);
+  }
+}
+
 // A matrix [labels, classes] activated, in rows of N vectors; see normalization.h.
 template <class T, int N>
 struct Activated {
