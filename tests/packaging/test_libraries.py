@@ -40,7 +40,8 @@ def test_native_library_needs_only_the_stable_abi() -> None:
 STABLE = re.compile(
     r"""aoti_torch_(dtype_\w+ | device_type_\w+ | memory_format_\w+ | layout_strided | abi_version | library_init_impl
         | empty_strided | new_tensor_handle | (create|delete)_device_guard | delete_(library|tensor)_object
-        | is_contiguous | is_defined | get_(current_cuda_stream | device_index | device_type | dim | dtype | numel | size | stride))
+        | is_contiguous | is_defined
+        | get_(current_cuda_stream | device_index | device_type | dim | dtype | numel | size | stride))
     | torch_(call_dispatcher | delete_list | list_(get_item | size) | get_(const|mutable)_data_ptr | library_impl
         | parallel_for)""",
     re.VERBOSE,
