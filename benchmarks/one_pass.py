@@ -101,7 +101,7 @@ def measure(loss: Loss, cell: Cell, seconds: float) -> dict[str, Any]:
 
     def stepped(out: Callable[[], Tensor]) -> Callable[[], list[Tensor]]:
         def run() -> list[Tensor]:
-            rows.grad = confusion.grad = None
+            rows.grad = confusion.grad = None  # before the forward, as optimizers' loops do
             out().backward()
             return [rows.grad, confusion.grad]  # type: ignore[list-item]
 
@@ -124,6 +124,7 @@ def measure(loss: Loss, cell: Cell, seconds: float) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):
         for name, way in ways.items():
+            rows.grad = confusion.grad = None  # its memory is there for the next
             times[name].append(timed(way, 1))
     row: dict[str, Any] = {name: 1e6 * statistics.median(taken) for name, taken in times.items()}
     for kind in ("native", "step"):
