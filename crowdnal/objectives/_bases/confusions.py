@@ -33,6 +33,9 @@ from crowdnal.objectives._bases.batch import Batch
 Groups = Tensor | Sequence[int]
 Scope = Literal["all", "batch"]
 """Which annotators a penalty is of: all of them, or those who label something in the batch."""
+RIGHT = 0.5
+"""Share of always being right in a prior's mean, the crowd's confusion the rest: a classifier that has to undo all of
+that confusion before it knows the classes overrates those that are rarely labelled."""
 LEAST = 1e-4
 """Least probability of a label with which a confusion begins: at 0 no gradient would bring it back."""
 
@@ -55,11 +58,12 @@ class ConfusionObjective(Objective):
             :class:`crowdnal.confusion.LowRankMixture`), 1 to min(C, K), so that a thousand classes and thousands of
             annotators fit; None: full matrices. Not in the papers. ``confusion()`` still builds ``[R, C, K]``; the
             loss, ``reliability()`` and ``posterior()`` do not.
-        confusion_prior: each row of an annotator's confusion has a Dirichlet prior around the crowd's, and begins
-            there, so that it moves as far as the labels of its annotator support: ``"crowd"``: as
-            :func:`crowdnal.dawid_skene` finds it; or so many labels of each class in the crowd's proportions; or
-            pseudo-counts ``[C, K]``. ``on_train_start(annotations)`` sets it, once; without that call, with a ``rank``
-            or K != C, and with None, the confusions begin and move as in the paper.
+        confusion_prior: each row of an annotator's confusion has a Dirichlet prior and begins at its mean, half-way
+            between the crowd's and being right, so that it moves as far as the labels of its annotator support.
+            ``"crowd"``: as :func:`crowdnal.dawid_skene` finds the crowd's and the strength; a number: so many labels
+            of each class; or pseudo-counts ``[C, K]``, as they are. ``on_train_start(annotations)`` sets it, once;
+            without that call, with a ``rank`` or K != C, and with None, the confusions begin and move as in the paper.
+            Where no item has two labels they stay, as nothing tells of annotators then.
     """
 
     annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | BlockwiseConfusion | VectorConfusion
@@ -110,8 +114,11 @@ class ConfusionObjective(Objective):
             found = prior if isinstance(prior, Tensor) else dawid_skene(owners, confusion_prior=prior).pseudo_counts
             if found is None:  # of no labels at all
                 return
-            mean = proportions(found, 1, LEAST)
-            self.crowd.copy_(found.sum(1, keepdim=True) * mean)
+            strength, mean = found.sum(1, keepdim=True), proportions(found, 1)
+            if not isinstance(prior, Tensor):
+                mean = (1 - RIGHT) * mean + RIGHT * torch.eye(self.num_classes).to(mean)
+            mean = proportions(mean, 1, LEAST)
+            self.crowd.copy_(strength * mean)
             self.informed.copy_((owners.counts > 1).any())
             self._begin(mean.log())
         self.labels.copy_(labels_given(owners))

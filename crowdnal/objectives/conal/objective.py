@@ -38,6 +38,9 @@ class CoNAL(SoftmaxObjective):
         mixing="logits"         softmax(ω p W_g + (1 - ω) p W_r)          the authors' code and published numbers
         mixing="probabilities"  ω softmax(p W_g) + (1 - ω) softmax(p W_r)  the paper
 
+    With a ``confusion_prior`` (full rank) both begin at the logarithm of its mean when training starts, and the common
+    scores are ``log(p softmax(W_g))``; None is the paper's.
+
     ω = sigmoid(u_r · v_i) for every annotation: u_r a normalised linear map of the annotator's features or identity,
     v_i of the item's features (two linear layers with nothing between, as in the authors' code; ``hidden_dim=None`` has
     the one of equation 3).
