@@ -25,7 +25,7 @@ class CrowdLayer(SoftmaxObjective):
     VW+B     ``p * v_r + b_r``       ones, zeros
     ======== ======================= ==============================
 
-    With a ``confusion_prior`` (full rank, MW) W_r is what an annotator deviates from the prior's mean π and begins at 0:
+    With a ``confusion_prior`` (MW) W_r is what an annotator deviates from the prior's mean π and begins at 0:
     ``h = log(p π) + p W_r``. None is the paper's.
 
     Where the paper and its released code differ from this: they average over all B·R cells of the label
