@@ -28,6 +28,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from _device import (
@@ -53,7 +54,8 @@ from kernels import OURS, difference
 from torch import Tensor
 
 import crowdnal
-from crowdnal.functional._autograd import softmax_link
+from crowdnal.functional._autograd._function import index_of
+from crowdnal.functional._autograd.softmax_link import softmax_loss
 
 OPS = [*LOSSES, *PRIMITIVE_OPS]
 LARGE = [
@@ -246,7 +248,8 @@ def measure_all(op: Op, cell: Cell, arguments: argparse.Namespace, machine: Row,
         ours = op.ours(problem)
     expected = [result.clone() for result in ours.results()]
     steps[OURS] = ours
-    if op is LOSSES[0] and softmax_link._is_worth_a_step(*problem.leaves, problem.annotations.annotator):
+    nothing, index = (None,) * 3, index_of(problem.annotations)
+    if op is LOSSES[0] and softmax_loss._is_of_use((*problem.leaves, *nothing, *index)):
         steps[TWO] = two_ops(ours)
     for name in list(steps) if device != "cpu" and "sparse" not in op.name else ():
         graph = name + GRAPH.removeprefix(OURS)
@@ -277,11 +280,8 @@ def two_ops(step: Callable[[], object]) -> Callable[[], object]:
     """The step of the cross-entropy with a forward op and a backward op."""
 
     def run() -> object:
-        kept, softmax_link._is_worth_a_step = softmax_link._is_worth_a_step, lambda *_: False
-        try:
+        with mock.patch.object(softmax_loss, "_is_of_use", lambda _: False):
             return step()
-        finally:
-            softmax_link._is_worth_a_step = kept
 
     return run
 

@@ -31,15 +31,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_
     using T = decltype(zero);
     // Counts alone: summed in a table of whole vectors where an annotator has many labels, but few for a cell.
     const bool many = view.nnz >= kMany * runs && count_tables(view.nnz, shape, kReuse) == 0;
-    const bool small = is_small<T>(shape) && (normalized || many);
+    const bool compact = is_small<T>(shape) && (normalized || many);
     const int64_t* y = pointer<int64_t>(labels);
     const JointInput<T> in{pointer<T>(a), pointer<T>(weight), y, kind};
-    JointMatrices<T> matrices(small ? runs : 0, shape, kind);
-    Tensor rows = empty(a, {normalized ? view.nnz : 0, small ? padded<T>(shape.cols) : shape.cols});
-    Tensor log_norm = empty(a, {normalized && !small ? runs : 0, shape.cols});
+    JointMatrices<T> matrices(compact ? runs : 0, shape, kind);
+    Tensor rows = empty(a, {normalized ? view.nnz : 0, compact ? padded<T>(shape.cols) : shape.cols});
+    Tensor log_norm = empty(a, {normalized && !compact ? runs : 0, shape.cols});
     LabelTerms<T> terms{in.confusion, shape.num_annotators * shape.rows, shape.rows, in.weight, y};
-    if (normalized) terms = {pointer<T>(rows), view.nnz, 0, in.weight, nullptr, small};
-    if (small && normalized) {
+    if (normalized) terms = {pointer<T>(rows), view.nnz, 0, in.weight, nullptr, compact};
+    if (compact && normalized) {
       for_each_share(view, index.runs, tasks, [&](int64_t run, int64_t end) {
         joint_rows_small(in, view, index.runs, shape, run, end, matrices, output<T>(rows));
       });
@@ -56,7 +56,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> joint_link_step_op(const Tensor& log_
     *output<T>(loss) = weighted_sum(pointer<T>(nll), static_cast<const T*>(nullptr), view.num_items) / count;
     if (!need_confusion) return;
     T* out = output<T>(dconfusion);
-    if (!small) {
+    if (!compact) {
       return joint_confusion(in.confusion, pointer<T>(log_norm), dt, in.weight, y, index, shape, kind, output<T>(rows),
                              out);
     }

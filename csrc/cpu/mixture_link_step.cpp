@@ -54,18 +54,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_step_op(const Tensor& lo
   Tensor dconfusion = empty_gradient(like, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
   dispatch(like, [&](auto zero) {
     using T = decltype(zero);
-    const bool small = is_small<T>(shape);
-    Tensor each = empty(like, {need_log_probs || !small ? view.nnz : 0, small ? padded<T>(shape.cols) : shape.cols});
-    const StepOut<T> out{output<T>(nll), need_log_probs || !small ? output<T>(each) : nullptr, nullptr, nullptr,
+    const bool compact = is_small<T>(shape);
+    Tensor each = empty(like,
+                        {need_log_probs || !compact ? view.nnz : 0, compact ? padded<T>(shape.cols) : shape.cols});
+    const StepOut<T> out{output<T>(nll), need_log_probs || !compact ? output<T>(each) : nullptr, nullptr, nullptr,
                          need_confusion ? output<T>(dconfusion) : nullptr};
     const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
     const StepScale<T> scale{pointer<T>(a.weight), T(1) / count};
     for_each_share(view, a.index.runs, tasks_of(shape, a.kind), [&](int64_t run, int64_t end) {
-      const auto kernel = small ? mixture_step_small<T> : step_large<T>;
+      const auto kernel = compact ? mixture_step_small<T> : step_large<T>;
       kernel(a.input<T>(), scale, view, a.index.runs, shape, run, end, out);
     });
     if (need_confusion) MatricesOut<T>{out.confusion, view, a.index.runs, shape}.finish();
-    if (need_log_probs) sum_each(pointer<T>(each), small, view, shape.cols, output<T>(dlog_probs));
+    if (need_log_probs) sum_each(pointer<T>(each), compact, view, shape.cols, output<T>(dlog_probs));
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(a.weight), view.nnz);
     *output<T>(loss) = mean ? total / count : total;
   });

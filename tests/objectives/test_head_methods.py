@@ -265,6 +265,8 @@ def test_weighted_doctor_net_learns_weights_with_the_rest_frozen():
 
 # Planted crowds
 
+PAPERS = {"over": {"confusion_prior": None}, "over softmax": {"confusion_prior": None}, "union A": {"init": "votes"}}
+PAPERS |= {"union B": {"init": "votes"}, "mig": {"init": "votes", "class_prior": "votes"}}
 RECOVERED = {"over": 0.006, "over softmax": 0.006, "union A": 0.006, "union B": 0.006, "mig": 0.04}
 
 
@@ -274,7 +276,7 @@ def test_recovers_planted_confusions_and_beats_majority_vote(name):
     x, truth = blobs()
     confusion = planted()
     annotations = annotate(truth, confusion, 5)
-    objective = MAKERS[name](C, len(confusion))
+    objective = MAKERS[name](C, len(confusion), **PAPERS[name])
     objective.on_train_start(annotations)
     start = confusion_error(confusion, objective.confusion())
     classifier = fit(objective, x, annotations)

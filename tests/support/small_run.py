@@ -61,6 +61,7 @@ def config(root: Path, out: Path, **changes) -> TrainConfig:
         images=root / "train", annotations=root / "annotations.csv", truth=root / "truth.csv",
         test_images=root / "test", test_labels=root / "test.csv", out=out, model="test_resnet", image_size=32,
         objective="crowd-layer", epochs=3, batch_size=8, workers=0, threads=1, device="cpu",
+        compare="nothing",
     )  # fmt: skip
     return TrainConfig(**{**values, **changes})
 

@@ -57,13 +57,16 @@ def test_resumed_it_is_not_chosen_again(chosen, root, tmp_path, monkeypatch):
 
 
 def test_a_named_objective_meets_the_votes(root, tmp_path, monkeypatch, capsys):
-    alone = go(frozen(root, tmp_path / "alone", objective="crowd-layer", epochs=2, compare="nothing"))
-    met = go(frozen(root, tmp_path / "met", objective="crowd-layer", epochs=2))
+    alone = go(frozen(root, tmp_path / "alone", objective="crowd-layer", epochs=2))
+    met = go(frozen(root, tmp_path / "met", objective="crowd-layer", epochs=2, compare="votes"))
     assert same_weights(alone.out, met.out) and alone.metrics["comparison"] is None
     told = met.metrics["comparison"]
     assert set(told["log_likelihood"]) == {"crowd-layer", "majority-vote"} and told["method"] == "crowd-layer"
     assert "as well as majority votes do" in told["why"] and told["why"] in (met.out / "report.html").read_text()
-    assert go(frozen(root, tmp_path / "votes", objective="majority-vote", epochs=2)).metrics["comparison"] is None
+    assert (
+        go(frozen(root, tmp_path / "votes", objective="majority-vote", epochs=2, compare="votes")).metrics["comparison"]
+        is None
+    )
     real = choosing.compare
 
     def worse(*given, **options):
@@ -73,7 +76,7 @@ def test_a_named_objective_meets_the_votes(root, tmp_path, monkeypatch, capsys):
         return found
 
     monkeypatch.setattr(choosing, "compare", worse)
-    run(frozen(root, tmp_path / "worse", objective="crowd-layer", epochs=2), reporter=Reporter())
+    run(frozen(root, tmp_path / "worse", objective="crowd-layer", epochs=2, compare="votes"), reporter=Reporter())
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
     assert len(said) == 1 and "crowd-layer foresees labels of unseen items worse than majority votes do" in said[0]
     assert "2.1 standard errors): use --objective majority-vote, or auto" in said[0]

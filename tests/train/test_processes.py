@@ -23,6 +23,9 @@ gloo = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
 )
 COMPARE_ITEMS = {"max-mig", "geocrowdnet"}  # of a batch with each other
+METHODS = {  # of equal heads the weights have a gradient of rounding errors
+    "weighted-doctor-net": {"objective": "weighted-doctor-net", "options": ("heads=separate",)}
+}
 ALIKE = {"epochs": 3, "batch_size": 12, "drop_rate": 1e-9, "holdout": 0.1}
 
 
@@ -85,7 +88,16 @@ def test_every_objective_does(root, tmp_path):
     names = [name for name in OBJECTIVES if name not in COMPARE_ITEMS]
     cache = {n: tmp_path / f"features {n}" for n in (1, 2)}
     runs = {
-        n: [frozen(root, tmp_path / f"{name} {n}", objective=name, feature_cache=cache[n], **ALIKE) for name in names]
+        n: [
+            frozen(
+                root,
+                tmp_path / f"{name} {n}",
+                feature_cache=cache[n],
+                **METHODS.get(name, {"objective": name}),
+                **ALIKE,
+            )
+            for name in names
+        ]
         for n in (1, 2)
     }
     for settings in runs[1]:

@@ -2,6 +2,7 @@
 // What the index tensors hold is not checked here, which would wait for the device: the kernels assert it.
 #pragma once
 
+#include <array>
 #include <deque>
 
 #include "cuda/detail/device.h"
@@ -94,8 +95,12 @@ class Op : public Device {
 
 // The upstream of a loss that is made with its gradients.
 inline Tensor one_like(const Tensor& loss) {
-  Tensor one = torch::stable::empty_like(loss);
-  return torch::stable::fill_(one, 1.0);
+  using torch::stable::detail::from;
+  std::array<StableIValue, 6> stack{from(loss),         from(std::nullopt), from(std::nullopt),
+                                    from(std::nullopt), from(std::nullopt), from(std::nullopt)};
+  STD_TORCH_CHECK(!torch_call_dispatcher("aten::ones_like", "", stack.data(), TORCH_ABI_VERSION),
+                  "crowdnal: no room for a number");
+  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 // Null for what is not wanted.

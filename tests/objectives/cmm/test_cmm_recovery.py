@@ -38,7 +38,7 @@ def test_finds_the_groups_where_annotators_belong_to_one() -> None:
 def test_finds_the_mean_confusion_and_beats_the_vote(training: str, epochs: int) -> None:
     """What the model of the paper identifies: the confusion of all annotators together (G-JS)."""
     made, truth = crowd(items=900, annotators=900)
-    objective: Any = CMM(3, 900, training=training, setting="global")
+    objective: Any = CMM(3, 900, training=training, setting="global", laplace=training == "em")
     callback = train(objective, points(truth), made.annotations, epochs)
     mean = made.confusion[made.annotations.annotator].mean(0)
     found = torch.einsum("m,mck->ck", objective.group_weights().double(), objective.group_confusion().double())
