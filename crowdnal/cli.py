@@ -215,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         help="see it work on scikit-learn's digits with simulated annotators (a minute, no download)",
         description="Write digits as images with labels of simulated annotators, train with majority votes and with "
-        "CrowdLayer, and compare both on held-out truth.",
+        "the default objective, and compare both on held-out truth.",
     )
     demo.add_argument("--out", type=Path, metavar="DIR", help="folder for images and runs (default: a temporary one)")
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")

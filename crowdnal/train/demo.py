@@ -19,7 +19,7 @@ from crowdnal.train import InputError, Result, TrainConfig, run
 from crowdnal.train.outputs import majority
 from crowdnal.train.progress import Reporter
 
-OBJECTIVES = ("majority-vote", "crowd-layer")
+OBJECTIVES = ("majority-vote", "feature-em")
 _TRAIN_ITEMS = 1000
 _TEST_ITEMS = 797  # the rest
 _EPOCHS = 6

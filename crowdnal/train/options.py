@@ -90,9 +90,10 @@ def resolved_options(cls: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """The types of a union; a tensor that may also be numbers is numbers here."""
+    """The types of a union; a tensor that may also be a word is a word here."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return tuple(part for part in parts if part is not Tensor or _NUMBERS not in parts)
+    words = tuple(part for part in parts if part is not Tensor)
+    return words if any(part is not type(None) for part in words) else parts
 
 
 def _is_a_word(hint: Any) -> bool:

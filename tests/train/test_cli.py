@@ -234,7 +234,7 @@ def test_demo_tells_what_it_measured(tmp_path, capsys, monkeypatch):
         table = read(tmp_path / name / "history.csv")
         assert float(found[1]) == pytest.approx(float(table.test_accuracy.iloc[-1]), abs=6e-4)
     truth = read(tmp_path / "truth.csv").set_index("task").label
-    labels = read(tmp_path / "crowd-layer" / "labels.csv").set_index("item").label
+    labels = read(tmp_path / demo.OBJECTIVES[-1] / "labels.csv").set_index("item").label
     assert float(found[2]) == pytest.approx((labels.astype(int) == truth.astype(int)[labels.index]).mean(), abs=6e-4)
     assert len(list((tmp_path / "train").iterdir())) == 150 and len(list((tmp_path / "test").iterdir())) == 60
     # the printed commands are the ones that ran

@@ -56,6 +56,13 @@ def helped(capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
+def test_a_prior_of_the_confusions_is_a_word_or_a_number():
+    for text, value in (("none", None), ("3", 3.0), ("crowd", "crowd")):
+        assert parse_options(OBJECTIVES["crowd-layer"], (f"confusion_prior={text}",)) == {"confusion_prior": value}
+        assert parse_options(OBJECTIVES["dl-em"], (f"confusion_prior={text}",)) == {"confusion_prior": value}
+    assert "gold" not in option_types(OBJECTIVES["dl-em"])  # a tensor alone is no word
+
+
 def test_class_weights_are_numbers_with_commas_between():
     given = parse_options(OBJECTIVES["trace"], ("class_weight=0.5,2, 1", "label_smoothing=0.1", "focal=2"))
     assert given == {"class_weight": [0.5, 2.0, 1.0], "label_smoothing": 0.1, "focal": 2.0}
@@ -215,7 +222,7 @@ def test_dry_run_writes_nothing(root, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "108 labels by 5 annotators on 36 of 39 images, 3 classes" in said
     told = {"trace_weight=0.5", "normalization=softplus", "warmup_epochs=0", "scope=all", "rank=none", "reduction=mean"}
-    told |= {"class_weight=none", "label_smoothing=0.0", "focal=0.0"}
+    told |= {"confusion_prior=crowd", "class_weight=none", "label_smoothing=0.0", "focal=0.0"}
     assert told == set(re.search("^trace: (.*)$", said, flags=re.M)[1].split())
     assert "epochs 3, batch size 8, optimizer adam, lr 0.02, objective lr 0.02" in said and "seed 11" in said
     assert "nothing was written" in said and not list(tmp_path.iterdir())
