@@ -418,10 +418,10 @@ class Annotations:
     def prepare(self, active: bool = False) -> Annotations:
         """Compute what is cached (in a data loader's worker, say); returns self.
 
+        Where there is a GPU also the ``plan``, which nothing else reads.
+
         Args:
             active: also what losses with ``sparse_grad=True`` use.
-
-        Where there is a GPU also the ``plan``, which nothing else reads.
         """
         _ = self.item, self.order
         if _has_gpu():

@@ -93,7 +93,8 @@ def _meet(session: Session) -> Comparison | None:
             options={config.objective: session.options},
             epochs=max(1, min(config.epochs or _EPOCHS, _STEPS // max(steps, 1))),
         )
-    except ValueError:  # too few items
+    except ValueError as error:  # such as too few items, on which one can train all the same
+        session.reporter.say(f"note: not compared with majority votes: {error}")
         return None
 
 

@@ -82,6 +82,16 @@ def test_a_named_objective_meets_the_votes(root, tmp_path, monkeypatch, capsys):
     assert "2.1 standard errors): use --objective majority-vote, or auto" in said[0]
 
 
+def test_what_cannot_be_compared_is_said_and_trained(root, tmp_path, monkeypatch, capsys):
+    real = choosing.compare
+    monkeypatch.setattr(choosing, "compare", lambda *given, **options: real(*given, **{**options, "folds": 30}))
+    given = frozen(root, tmp_path / "run", objective="crowd-layer", epochs=1, compare="votes")
+    assert run(given, reporter=Reporter()).metrics["comparison"] is None
+    assert "note: not compared with majority votes: annotations has 36 items with labels, too few" in (
+        capsys.readouterr().out
+    )
+
+
 def test_what_it_cannot_do_is_said_before_anything_is_trained(root, tmp_path):
     with pytest.raises(InputError, match="--option a=1 is of one objective"):
         go(frozen(root, tmp_path / "a", options=("a=1",), **AUTO))
