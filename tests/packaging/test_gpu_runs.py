@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,18 +25,28 @@ def test_the_reference_in_place_of_the_kernels_is_told(monkeypatch: pytest.Monke
         assert (not_of_the_kernels() is not None) == told
 
 
-def first_parts(*parts: str, **more: str) -> subprocess.CompletedProcess[str]:
+def first_parts(*parts: str, tests: Path = TESTS, **more: str) -> subprocess.CompletedProcess[str]:
     folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {**os.environ, "PATH": os.pathsep.join(folders), **more}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = ["bash", TESTS / "gpu.sh", *parts]
+    command = ["bash", tests / "gpu.sh", *parts]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def built_tree(root: Path) -> Path:
+    """What the script's first part leaves: a checkout, and in it the libraries that are tested here."""
+    (root / "crowdnal").symlink_to(Path(crowdnal.__file__).parent)
+    shutil.copy(TESTS.parent / "pyproject.toml", root)
+    for folder in ("tests", "benchmarks"):
+        shutil.copytree(TESTS.parent / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    return root
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(crowdnal.backend()["cpu"] != "native", reason="the script wants a native library")
 def test_what_to_run_first_goes_through_without_a_gpu(tmp_path: Path) -> None:
-    done = first_parts("backend", "right", "smoke", "memcheck", DEVICE="cpu", OUT=str(tmp_path))
+    tests = built_tree(tmp_path) / "tests"
+    done = first_parts("backend", "right", "smoke", "memcheck", tests=tests, DEVICE="cpu", OUT=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     told = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("=== ")]
     assert told == ["backend", "right", "smoke", "memcheck"]
