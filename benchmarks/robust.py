@@ -1,12 +1,15 @@
 """Whether a default falls below the votes: every aggregator and objective, as it is, on crowds it was not chosen on.
 
-    CROWDNAL_DATA=DIR python benchmarks/robust.py labels|training|compare [--seeds 5] [--methods NAMES] [--crowds NAMES]
-                                                  [--json FILE]
+    CROWDNAL_DATA=DIR python benchmarks/robust.py labels|training|epochs|compare [--seeds 5] [--methods NAMES]
+                                                  [--crowds NAMES] [--json FILE]
 
 ``labels``: accuracy of aggregated labels; ``training``: of a network on test items at the last epoch, where the one
 trained on majority votes is the measure, and all have its schedule (Adam 1e-3 for everything). Each number is the
 difference to the votes, in the mean of the seeds; below the table the mean over all crowds, the worst, and the share of
 crowds on which a method is more than a point below. Public sets are of ``CROWDNAL_DATA``; simulated ones need nothing.
+
+``epochs``: whether to keep a tenth of the annotations out of training, and the epoch at which these are most likely:
+test accuracy ahead of the last epoch of training on all of them.
 
 ``compare``: what ``crowdnal.compare`` takes for the crowd of the first seed, and how often its linear heads are right
 about items they have not seen.
@@ -166,15 +169,7 @@ def training(
     found: dict[str, dict[str, float]] = {}
     for crowd, data_of in training_crowds(root, crowds):
         drawn = [data_of(seed) for seed in range(seeds)]
-        dim, classes = drawn[0].x.shape[1], drawn[0].annotations.num_classes
-        epochs = 15 if len(drawn[0].x) > 3000 else 40
-
-        def net(dim: int = dim, classes: int = classes) -> nn.Module:
-            body = nn.Sequential(nn.Dropout(0.2), nn.Linear(dim, 64), nn.ReLU())
-            return Network(body, nn.Dropout(0.2), 64, classes)
-
-        recipe = Recipe(net, 64, epochs, lr=1e-3, objective_lr=1e-3, batch_size=32, raw_features=True)
-        run = [(seed, data) for seed, data in enumerate(drawn)]
+        recipe, run = _recipe(drawn[0]), list(enumerate(drawn))
         last = "accuracy_last"
         voted = [train(data, VOTES, {}, recipe, seed, heldout=False)[last] for seed, data in run]
         for method in methods:
@@ -183,6 +178,32 @@ def training(
             accuracies = [train(data, method, {}, recipe, seed, heldout=False)[last] for seed, data in run]
             _tell(found, method, crowd, accuracies, voted)
     return found
+
+
+def epochs(root: Path | None, methods: list[str], crowds: list[str] | None, seeds: int) -> dict[str, dict[str, float]]:
+    """Difference of the test accuracy to that at the last epoch, trained on all annotations, by crowd."""
+    found: dict[str, dict[str, float]] = {}
+    for crowd, data_of in training_crowds(root, crowds):
+        drawn = [data_of(seed) for seed in range(seeds)]
+        recipe, run = _recipe(drawn[0]), list(enumerate(drawn))
+        for method in methods:
+            last = [train(data, method, {}, recipe, seed, heldout=False)["accuracy_last"] for seed, data in run]
+            held = [train(data, method, {}, recipe, seed, heldout=True) for seed, data in run]
+            _tell(found, f"{method}, last epoch", crowd, [one["accuracy_last"] for one in held], last)
+            chosen = [one["accuracy_likelihood_selected"] for one in held]
+            _tell(found, f"{method}, chosen epoch", crowd, chosen, last)
+    return found
+
+
+def _recipe(data: Data) -> Recipe:
+    dim, classes = data.x.shape[1], data.annotations.num_classes
+
+    def net() -> nn.Module:
+        body = nn.Sequential(nn.Dropout(0.2), nn.Linear(dim, 64), nn.ReLU())
+        return Network(body, nn.Dropout(0.2), 64, classes)
+
+    passes = 15 if len(data.x) > 3000 else 40
+    return Recipe(net, 64, passes, lr=1e-3, objective_lr=1e-3, batch_size=32, raw_features=True)
 
 
 def compared(root: Path | None, methods: list[str], crowds: list[str] | None) -> dict[str, dict[str, Any]]:
@@ -228,7 +249,7 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("labels", "training", "compare"))
+    parser.add_argument("what", choices=("labels", "training", "epochs", "compare"))
     parser.add_argument("--data", help="folder of the data sets (default: CROWDNAL_DATA; without, simulated ones only)")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--methods", nargs="+", metavar="NAME")
@@ -250,11 +271,14 @@ def main() -> None:
         methods = arguments.methods or [*known, *PAPERS]
         for method in methods:
             check_method(PAPERS.get(method, (method,))[0])
+    elif arguments.what == "epochs":
+        methods = arguments.methods or list(CANDIDATES)
     else:
         methods = arguments.methods or [CLEAN, *(name for name in OBJECTIVES if name not in LEFT_OUT)]
-    run = labels if arguments.what == "labels" else training
+    run = {"labels": labels, "training": training, "epochs": epochs}[arguments.what]
     found = run(root, methods, arguments.crowds, arguments.seeds)
-    print(f"Thousandths ahead of the votes, means of {arguments.seeds} seeds; crowdnal {crowdnal.__version__}\n")
+    base = "the last epoch with all annotations" if arguments.what == "epochs" else "the votes"
+    print(f"Thousandths ahead of {base}, means of {arguments.seeds} seeds; crowdnal {crowdnal.__version__}\n")
     print(table(found))
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -48,14 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 done, 2 the user must fix something (one line on standard error says what), 130 interrupted
         (SIGINT), 143 terminated (SIGTERM).
     """
-    parser = _parser()
-    words = sys.argv[1:] if arguments is None else arguments
-    chosen = parser.parse_args(
-        sorted(words, key=lambda word: word in ("-h", "--help"))
-    )  # so that help knows --objective
-    if chosen.command is None:
-        parser.print_help()
-        return 0
     stopped = [signal.SIGINT]
 
     def terminate(*_: Any) -> None:
@@ -67,9 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _tell
-            status = int(chosen.call(chosen))
-        sys.stdout.flush()
-        return status
+            try:
+                return _call(sys.argv[1:] if arguments is None else arguments)
+            finally:
+                sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has enough of it
         sys.stdout = open(os.devnull, "w")  # so that nothing fails at exit
         return 128 + signal.SIGPIPE
@@ -86,6 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if catches:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _call(words: Sequence[str]) -> int:
+    parser = _parser()
+    chosen = parser.parse_args(
+        sorted(words, key=lambda word: word in ("-h", "--help"))
+    )  # so that help knows --objective
+    if chosen.command is None:
+        parser.print_help()
+        return 0
+    return int(chosen.call(chosen))
 
 
 def _tell(

@@ -69,8 +69,9 @@ def test_other_kinds_of_files(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_enough_is_no_error() -> None:
-    code = "import sys\nfrom crowdnal import cli\nsys.exit(cli.main(['objectives']))"
+@pytest.mark.parametrize("words", [["objectives"], ["train", "--help"]])
+def test_a_reader_that_has_enough_is_no_error(words: list[str]) -> None:
+    code = f"import sys\nfrom crowdnal import cli\nsys.exit(cli.main({words}))"
     process = subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()  # as `| head` does when it has its lines
