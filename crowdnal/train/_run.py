@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-import torch
-
+from crowdnal._utils.threads import threads
 from crowdnal.train.choosing import choose_objective, meet_votes
 from crowdnal.train.config import InputError, TrainConfig
 from crowdnal.train.files import locked, reading, remove_leftovers, write_json
@@ -57,21 +56,20 @@ def _begin(session: Session, resume: bool, stack: ExitStack) -> None:
 
 def _train(session: Session, resume: bool) -> Result:
     config, out, processes = session.config, session.config.out, session.processes
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads or threads)
     try:
-        session = choose_objective(session)
-        inputs = session.prepare()
-        meet_votes(session)
-        trainer = session.trainer(inputs)
-        if resume:
-            with reading(out / CHECKPOINT, "delete it, and --resume begins with the first epoch"):
-                trainer.resume()
-        board = out / "tensorboard" if config.log == "tensorboard" and processes.first else None
-        with session.watch("training"), session.reporter.logging(board, trainer.progress.epoch):
-            progress = input_errors(trainer.fit)
-        with session.watch("report"):
-            return session.finish(trainer, progress)
+        with threads(config.threads):
+            session = choose_objective(session)
+            inputs = session.prepare()
+            meet_votes(session)
+            trainer = session.trainer(inputs)
+            if resume:
+                with reading(out / CHECKPOINT, "delete it, and --resume begins with the first epoch"):
+                    trainer.resume()
+            board = out / "tensorboard" if config.log == "tensorboard" and processes.first else None
+            with session.watch("training"), session.reporter.logging(board, trainer.progress.epoch):
+                progress = input_errors(trainer.fit)
+            with session.watch("report"):
+                return session.finish(trainer, progress)
     except KeyboardInterrupt:
         command = processes.command(session.given.command(resume=True))
         raise Interrupted(f"interrupted; go on with: {command}") from None
@@ -80,8 +78,6 @@ def _train(session: Session, resume: bool) -> Result:
         if failed and processes.first and not (out / CHECKPOINT).exists():  # let the fixed command begin again
             (out / RUN).unlink(missing_ok=True)
         raise
-    finally:
-        torch.set_num_threads(threads)
 
 
 def plan(config: TrainConfig, *, resume: bool = False, reporter: Reporter | None = None) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from crowdnal._utils.threads import threads
 from crowdnal.data import Annotations
 from crowdnal.train.config import InputError
 from crowdnal.train.data import ImageDataset
@@ -147,14 +148,10 @@ def extract(
     if on_cpu:
         batches = [range(i, min(i + size, len(files))) for i in range(0, len(files), size)]
         source: Dataset[Tensor] = _FeatureDataset(model, dataset, batches, amp)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with threads(1):
             for block in DataLoader(source, batch_size=None, num_workers=min(workers, len(batches))):
                 blocks.append(block.clone())  # frees the shared memory of the worker at once
                 advance(len(block))
-        finally:
-            torch.set_num_threads(threads)
     else:
         loader = DataLoader(dataset, size, num_workers=workers, pin_memory=True)
         with torch.inference_mode(), torch.autocast(torch.device(device).type, torch.bfloat16, enabled=amp):

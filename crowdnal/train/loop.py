@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from crowdnal import metrics
 from crowdnal._utils.distributed import sum_over_processes
+from crowdnal._utils.threads import threads, threads_of_step
 from crowdnal.data import Annotations
 from crowdnal.objectives import RoundsObjective
 from crowdnal.train.config import InputError, TrainConfig
@@ -20,13 +21,10 @@ from crowdnal.train.inputs import Inputs
 from crowdnal.train.processes import Processes
 from crowdnal.train.progress import Reporter
 from crowdnal.train.steps import Steps, schedules
-from crowdnal.training import CrowdModel, predict_items
+from crowdnal.training import predict_items
 
 CHECKPOINT = "checkpoint.pt"
 SELECTED = "checkpoint-selected.pt"
-
-# Below this many multiply-adds a step, threads cost more than they give
-_ONE_THREAD = 1 << 24
 
 
 @dataclass
@@ -79,22 +77,23 @@ class Trainer:
     def fit(self) -> Progress:
         """Train up to the last epoch, with a checkpoint after each."""
         epochs = self.config.epochs or 0
-        threads = torch.get_num_threads()
-        if self.config.threads is None and self.device.type == "cpu" and _is_small(self.model, self.config):
-            torch.set_num_threads(1)
         cudnn = torch.backends.cudnn
         before = cudnn.deterministic, cudnn.benchmark
         cudnn.deterministic, cudnn.benchmark = True, False
         try:
             everything = torch.arange(len(self.annotations))  # begins before an epoch seeds what it draws
             self.steps.begin(self.progress.epoch, lambda: self.predict("images", everything, out_of_fold=True))
-            with self.reporter.track("epoch", epochs, self.progress.epoch) as track:
+            with threads(self._threads()), self.reporter.track("epoch", epochs, self.progress.epoch) as track:
                 while self.progress.epoch < epochs:
                     track.advance(1, self._epoch(self.progress.epoch))
         finally:
-            torch.set_num_threads(threads)
             cudnn.deterministic, cudnn.benchmark = before
         return self.progress
+
+    def _threads(self) -> int | None:
+        if not self.config.freeze_backbone:  # convolutions: more than their parameters tell
+            return None
+        return self.config.threads or threads_of_step(self.model.backbone, self.config.batch_size or 1)
 
     def _epoch(self, epoch: int) -> str:
         seed_everything(derive_seed(self.config.seed, "epoch", epoch))
@@ -203,10 +202,3 @@ def _batches(rows: Tensor, size: int, processes: int = 1) -> list[Tensor]:
     if len(batches) > 1 and len(batches[-1]) < 2 * processes:  # batch normalisation cannot train on one item
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
-
-
-def _is_small(model: CrowdModel, config: TrainConfig) -> bool:
-    if not config.freeze_backbone:
-        return False
-    weights = sum(parameter.numel() for parameter in nn.Module.parameters(model.backbone))
-    return (config.batch_size or 1) * weights < _ONE_THREAD

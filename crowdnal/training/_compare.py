@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from crowdnal._utils.folds import deal
 from crowdnal._utils.options import check_amount, check_integer, typed
+from crowdnal._utils.threads import threads, threads_of_step
 from crowdnal.aggregation.em import (
     check_features,
     crowd_confusion,
@@ -209,15 +210,16 @@ class _Run:
             return predict_items(model, ((part, self.x[part]) for part in places.split(8192)), len(self.x))
 
         callback.begin(0, predict)
-        for epoch in range(self.epochs):
-            callback.on_epoch_start(epoch)
-            model.train()
-            for batch in items[torch.randperm(len(items))].split(self.batch_size):
-                loss = model(self.x[batch.to(self.x.device)], kept[batch].to(self.x.device)).loss
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-            callback.on_epoch_end(epoch)
+        with threads(threads_of_step(module, self.batch_size)):
+            for epoch in range(self.epochs):
+                callback.on_epoch_start(epoch)
+                model.train()
+                for batch in items[torch.randperm(len(items))].split(self.batch_size):
+                    loss = model(self.x[batch.to(self.x.device)], kept[batch].to(self.x.device)).loss
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()
+                    optimizer.step()
+                callback.on_epoch_end(epoch)
         return predict()[0].double().softmax(1)
 
     @torch.no_grad()
