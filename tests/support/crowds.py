@@ -7,6 +7,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from crowdnal import metrics
+from crowdnal.aggregation import vote_proportions
 from crowdnal.data import Annotations
 from crowdnal.simulation import simulate
 
@@ -89,3 +91,8 @@ def coins(seed: int = 0) -> tuple[Annotations, Tensor, Tensor]:
     confusion = torch.where(eye, reliability.view(-1, 1, 1), (1 - reliability.view(-1, 1, 1)) / 3)
     truth = torch.randint(4, (400,), generator=torch.Generator().manual_seed(seed))
     return simulate(truth, confusion, annotations_per_item=8, seed=seed), truth, reliability
+
+
+def ahead(posterior: Tensor, a: Annotations, truth: Tensor) -> float:
+    """How much more often it is right than the votes."""
+    return metrics.accuracy(posterior, truth) - metrics.accuracy(vote_proportions(a, a.num_classes), truth)
