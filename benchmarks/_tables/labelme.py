@@ -77,13 +77,21 @@ def everything(root: Path, seeds: int, epochs: int, quick: bool, methods: list[M
 
 
 def lite0(folder: Path, split: str, quick: bool) -> Tensor:
-    """Pre-logits features ``[N, 1280]`` of the images, computed once and kept in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "crowdnal" / "features"
-    config = TrainConfig(folder, folder / "answers.txt", cache, BACKBONE, weights=WEIGHTS, freeze_backbone=True)
-    model, _ = create_model(config.resolved(), 8)
-    evaluate, _, _, mode = transforms(model, None, "none")
+    """Pre-logits features ``[N, 1280]`` of a split."""
     names = (folder / f"filenames_{split}.txt").read_text().split()
-    files = [folder / "images" / split / name for name in names][: QUICK_IMAGES if quick else None]
+    return pretrained([folder / "images" / split / name for name in names][: QUICK_IMAGES if quick else None])
+
+
+def pretrained(files: Sequence[Path], image_size: int | None = None) -> Tensor:
+    """Pre-logits features ``[N, 1280]`` of images, computed once and kept in the user's cache.
+
+    Args:
+        files: of the images.
+        image_size: to which they are resized; None: that of the backbone, 224.
+    """
+    config = TrainConfig(files[0].parent, files[0], cache_folder(), BACKBONE, weights=WEIGHTS, freeze_backbone=True)
+    model, _ = create_model(config.resolved(), 8)
+    evaluate, _, _, mode = transforms(model, image_size, "none")
     key = features_module.cache_key(files, BACKBONE, weights_digest(model), evaluate, "cpu", False)
 
     def compute() -> Tensor:
@@ -92,7 +100,12 @@ def lite0(folder: Path, split: str, quick: bool) -> Tensor:
             model, files, evaluate, mode, device="cpu", workers=available_cores(), amp=False, advance=lambda n: None
         )
 
-    return features_module.cached_features(files, cache, key, compute)[0]
+    return features_module.cached_features(files, cache_folder() / "features", key, compute)[0]
+
+
+def cache_folder() -> Path:
+    """Where the command keeps features, too."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "crowdnal"
 
 
 def label_data(folder: Path, features: dict[str, Tensor]) -> Data:

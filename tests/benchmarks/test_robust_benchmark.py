@@ -29,5 +29,13 @@ def test_each_table_is_printed_and_written(robust, what, monkeypatch, capsys, tm
         assert found["tiny"]["taken"] in (method, "majority-vote") and 0.5 < found["tiny"]["accuracy"][method] <= 1
         assert f"| crowd | majority-vote | {method} | taken |" in printed and "| tiny |" in printed
     else:
-        assert list(found) == [method] and -0.5 < found[method]["tiny"] < 0.5
+        ahead = found[method]["tiny"]
+        assert list(found) == [method] and len(ahead) == 1 and -0.5 < ahead[0] < 0.5
         assert f"| {method} |" in printed and "below -.01" in printed
+
+
+def test_what_is_below_the_votes_beyond_noise_is_told(robust):
+    found = {"a": {"x": [-0.02, -0.04, -0.03], "y": [0.2]}, "b": {"x": [-0.1, 0.0, 0.04], "y": [0.0]}}
+    rows = {row.split(" | ")[0]: row.split(" | ")[1:] for row in robust.table(found).splitlines()}
+    assert rows["| a"] == ["+85.0", "-30", "1/2", "1", "-30 ± 6", "+200 |"]
+    assert rows["| b"] == ["-10.0", "-20", "1/2", "0", "-20 ± 42", "+0 |"]

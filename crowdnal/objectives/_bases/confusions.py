@@ -33,9 +33,10 @@ from crowdnal.objectives._bases.batch import Batch
 Groups = Tensor | Sequence[int]
 Scope = Literal["all", "batch"]
 """Which annotators a penalty is of: all of them, or those who label something in the batch."""
-RIGHT = 0.5
-"""Share of always being right in a prior's mean, the crowd's confusion the rest: a classifier that has to undo all of
-that confusion before it knows the classes overrates those that are rarely labelled."""
+ALIKE = 0.5
+"""Share in a prior's mean of a confusion that is as often right as the crowd's and makes all mistakes alike; the
+crowd's is the rest. Counted against votes, its mistakes are partly theirs, and a classifier that has to undo all of
+them overrates classes that are rarely labelled; the share that is right it has to know."""
 LEAST = 1e-4
 """Least probability of a label with which a confusion begins: at 0 no gradient would bring it back."""
 
@@ -59,11 +60,12 @@ class ConfusionObjective(Objective):
             annotators fit; None: full matrices. Not in the papers. ``confusion()`` still builds ``[R, C, K]``; the
             loss, ``reliability()`` and ``posterior()`` do not.
         confusion_prior: each row of an annotator's confusion has a Dirichlet prior and begins at its mean, half-way
-            between the crowd's and being right, so that it moves as far as the labels of its annotator support.
-            ``"crowd"``: as :func:`crowdnal.dawid_skene` finds the crowd's and the strength; a number: so many labels
-            of each class; or pseudo-counts ``[C, K]``, as they are. ``on_train_start(annotations)`` sets it, once;
-            without that call, with a ``rank`` or K != C, and with None, the confusions begin and move as in the paper.
-            Where no item has two labels they stay, as nothing tells of annotators then.
+            between the crowd's and one as often right whose mistakes are all alike, so that it moves as far as the
+            labels of its annotator support. ``"crowd"``: as :func:`crowdnal.dawid_skene` finds the crowd's and the
+            strength; a number: so many labels of each class; or pseudo-counts ``[C, K]``, as they are.
+            ``on_train_start(annotations)`` sets it, once; without that call, with a ``rank`` or K != C, and with None,
+            the confusions begin and move as in the paper. Where no item has two labels they stay, as nothing tells of
+            annotators then.
     """
 
     annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | BlockwiseConfusion | VectorConfusion
@@ -111,14 +113,16 @@ class ConfusionObjective(Objective):
         owners = self._by_matrix(as_annotations(annotations, **sizes).to(self.crowd.device))
         if not bool(self.crowd.any()):
             prior = self.confusion_prior
-            found = prior if isinstance(prior, Tensor) else dawid_skene(owners, confusion_prior=prior).pseudo_counts
-            if found is None:  # of no labels at all
-                return
-            strength, mean = found.sum(1, keepdim=True), proportions(found, 1)
-            if not isinstance(prior, Tensor):
-                mean = (1 - RIGHT) * mean + RIGHT * torch.eye(self.num_classes).to(mean)
+            if isinstance(prior, Tensor):
+                counts, mean = prior, proportions(prior, 1)
+            else:
+                found = dawid_skene(owners, confusion_prior=prior)
+                if found.pseudo_counts is None:  # of no labels at all
+                    return
+                counts, mean = found.pseudo_counts, proportions(found.pseudo_counts, 1)
+                mean = mean.lerp(_alike(mean, found.class_prior), ALIKE)
             mean = proportions(mean, 1, LEAST)
-            self.crowd.copy_(strength * mean)
+            self.crowd.copy_(counts.sum(1, keepdim=True) * mean)
             self.informed.copy_((owners.counts > 1).any())
             self._begin(mean.log())
         self.labels.copy_(labels_given(owners))
@@ -262,6 +266,13 @@ def annotators_in(annotations: Annotations) -> tuple[Tensor, Tensor]:
     """Each annotator of the batch once, in min(nnz, R) slots, and a float mask of the slots in use."""
     chosen, slot = distinct(annotations.annotator, annotations.order, annotations.num_annotators)
     return chosen, torch.zeros_like(chosen, dtype=torch.float32).scatter(0, slot, 1.0)
+
+
+def _alike(confusion: Tensor, class_prior: Tensor) -> Tensor:
+    """``[C, C]``: as often right as this one ``[C, C]``, every mistake as frequent as any other."""
+    right = (confusion.diagonal() * class_prior).sum()
+    wrong = (1 - right) / max(len(confusion) - 1, 1)
+    return wrong.expand(confusion.shape).clone().fill_diagonal_(float(right))
 
 
 def _checked(groups: Groups, num_annotators: int) -> Tensor:
