@@ -228,8 +228,14 @@ def _like(prior: DirichletPrior | None, dtype: torch.dtype) -> DirichletPrior | 
     if prior is None:
         return None
     counts, labels_given, common = prior
-    common = None if common is None else common.detach().to(dtype)
-    return DirichletPrior(counts.detach().to(dtype), labels_given.detach().to(dtype), common)
+    return DirichletPrior(_constant(counts, dtype), _constant(labels_given, dtype), _constant(common, dtype))
+
+
+def _constant(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    if tensor is None:
+        return None
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _joint(

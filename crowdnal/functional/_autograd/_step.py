@@ -122,8 +122,7 @@ class StepLoss:
         tensors, rest = inputs[: self.tensors], inputs[self.tensors :]
         named = {} if prior is None else {"prior": prior.counts, **prior._asdict()}
         given = [named.get(name) for name in self.of_prior]
-        of_use = self._is_of_use(inputs) and (prior is None or not inputs[0].is_cuda)
-        if of_use and _records_only():
+        if self._is_of_use(inputs) and _records_only():
             needed = [(tensor := inputs[place]) is not None and tensor.requires_grad for place in self.places]
             weight = inputs[self.weight]
             weighs = self.weighs_nll and prior is None

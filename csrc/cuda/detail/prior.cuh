@@ -2,6 +2,8 @@
 // adds to both, see cpu/detail/prior.h. A block a run of annotations of one annotator.
 #pragma once
 
+#include <optional>
+
 #include "common/math.h"
 #include "cuda/detail/reduce.cuh"
 #include "cuda/detail/runs.cuh"
@@ -85,8 +87,7 @@ __global__ void __launch_bounds__(kThreads)
       sum = group_sum<kLanes>(sum);
       if (lane == 0) distance += static_cast<double>(strength * (std::log(sum) + shift));
       for (int64_t k = lane; grad && k < shape.cols; k += kLanes) {
-        grad[r * shape.matrix() + c * shape.cols + k] +=
-            u * (strength * (std::exp(at(k) - shift) / sum) - counts[k]);
+        grad[r * shape.matrix() + c * shape.cols + k] += u * (strength * (std::exp(at(k) - shift) / sum) - counts[k]);
       }
     }
     distance = block_sum(distance, parts);
@@ -150,37 +151,24 @@ struct WithPrior {
   }
 };
 
-// `start(runs, scale, value)` launches the kernel above; the loss is summed anew from nll.
-template <class T, class Start>
-void add_prior(Context& context, const T* weight, const Index& index, const Shape& shape, bool mean, const T* nll,
-               T* loss, const Start& start) {
+// Adds it to the loss, summed anew from nll, and to the gradient of the matrices if that is not null. Without `kind` rows
+// are distributions, with it columns are, as they are stored.
+template <class T, class E>
+void add_prior(Context& context, const E* confusion, std::optional<Normalization> kind, const Prior<T>& prior,
+               const T* weight, const Index& index, const Shape& shape, bool mean, const T* nll, T* loss, T* grad) {
   const int64_t count = mean ? std::max<int64_t>(1, index.nnz) : 1;
+  const T scale = T(1) / static_cast<T>(count);
   const Runs runs = find_runs(context, index, shape.num_annotators);
   T* value = context.template scratch<T>(runs.most);
-  start(runs, T(1) / static_cast<T>(count), value);
-  sum_all(context, WithPrior<T>{{nll, weight}, index.nnz, static_cast<double>(count), value}, index.nnz + runs.most, 1,
-          nullptr, loss);
-}
-
-// To the loss and, if it is not null, to the gradient of the matrices: of the softmax link,
-template <class T, class E>
-void add_prior_of_rows(Context& context, const E* confusion, const Prior<T>& prior, const T* weight, const Index& index,
-                       const Shape& shape, bool mean, const T* nll, T* loss, T* grad) {
-  add_prior(context, weight, index, shape, mean, nll, loss, [&](const Runs& runs, T scale, T* value) {
+  if (kind) {
+    launch(context, prior_of_columns_kernel<T, E>, runs.most, kThreads, 0, confusion, *kind, prior, weight, scale,
+           index, shape, runs, value, grad);
+  } else {
     launch(context, prior_of_rows_kernel<T, E>, runs.most, kThreads, 0, confusion, prior, weight, scale, index, shape,
            runs, value, grad);
-  });
-}
-
-// and of the mixture link.
-template <class T, class E>
-void add_prior_of_columns(Context& context, const E* confusion, Normalization kind, const Prior<T>& prior,
-                          const T* weight, const Index& index, const Shape& shape, bool mean, const T* nll, T* loss,
-                          T* grad) {
-  add_prior(context, weight, index, shape, mean, nll, loss, [&](const Runs& runs, T scale, T* value) {
-    launch(context, prior_of_columns_kernel<T, E>, runs.most, kThreads, 0, confusion, kind, prior, weight, scale, index,
-           shape, runs, value, grad);
-  });
+  }
+  sum_all(context, WithPrior<T>{{nll, weight}, index.nnz, static_cast<double>(count), value}, index.nnz + runs.most, 1,
+          nullptr, loss);
 }
 
 }  // namespace crowdnal::cuda
