@@ -51,27 +51,27 @@ CROWDNAL_CLONES T prior_of_normalized(const Prior<T>& prior, const T* matrix, co
   const int64_t cols = prior.cols, size = prior.rows * cols;
   const Vec<T> one = Vec<T>{} + T(1), tiny = broadcast<T>(T(kTiny));
   const bool plain = kind == Normalization::kNone, softplus = kind == Normalization::kSoftplus;
+  std::vector<T> inverses(apart.empty() && !plain ? prior.width : 0);  // 1 / sum_y f
+  for (int64_t k = 0; k < static_cast<int64_t>(inverses.size()); k += L) {
+    store(inverses.data() + k, fast_exp(-load_some(norm + k, cols - k)));
+  }
   Vec<T> each = {};
-  for (int64_t k = 0; k < cols; k += L) {
-    const Bits<T> here = first_lanes<T>(cols - k);
-    const Vec<T> strength = load(prior.strength.data() + k);
-    Vec<T> highest = {}, rest = {}, inverse = {};
-    if (!apart.empty()) {
-      highest = load_some(apart.data() + k, cols - k);
-      rest = load_some(apart.data() + cols + k, cols - k);
-    } else if (!plain) {
-      highest = load_some(norm + k, cols - k);
-      inverse = fast_exp(-highest);
-    }
-    for (int64_t y = 0; y < prior.rows; ++y) {
+  for (int64_t y = 0; y < prior.rows; ++y) {
+    for (int64_t k = 0; k < cols; k += L) {
       const int64_t e = y * cols + k, table = y * prior.width + k;
+      const Bits<T> here = first_lanes<T>(cols - k);
       const Vec<T> counts = load(prior.counts.data() + table), x = only<T>(load_some(matrix + e, size - e), here);
-      Vec<T> log_f = x, slope = one, share = {};
+      Vec<T> log_share = x, slope = one, share = {};
       if (!apart.empty()) {
-        log_f = log_value<T>(x, kind);
-        share = fast_exp((log_f - highest) - rest);
+        log_share = (log_value<T>(x, kind) - load_some(apart.data() + k, cols - k)) -
+                    load_some(apart.data() + cols + k, cols - k);
+        share = fast_exp(log_share);
+        if (softplus) {
+          const Softplus<T> both(x);
+          slope = both.value > tiny ? both.slope / both.value : one;
+        }
       } else if (!plain) {
-        Vec<T> f;
+        Vec<T> f, log_f = x;
         if (softplus) {
           Vec<T> steep;
           if (values && slopes) {
@@ -87,15 +87,12 @@ CROWDNAL_CLONES T prior_of_normalized(const Prior<T>& prior, const T* matrix, co
         } else {
           f = values ? load_some(values + e, size - e) : fast_exp(x);
         }
-        share = f * inverse;
+        share = f * load(inverses.data() + k);
+        log_share = log_f - load_some(norm + k, cols - k);
       }
-      if (!apart.empty() && softplus) {
-        const Softplus<T> both(x);
-        slope = both.value > tiny ? both.slope / both.value : one;
-      }
-      each += only<T>(counts * (load(prior.constant.data() + table) - ((log_f - highest) - rest)), here);
+      each += only<T>(counts * (load(prior.constant.data() + table) - log_share), here);
       if (!grad) continue;
-      const Vec<T> change = only<T>(slope * (share * strength - counts), here);
+      const Vec<T> change = only<T>(slope * (share * load(prior.strength.data() + k) - counts), here);
       store_some(grad + e, load_some(grad + e, size - e) + u * change, size - e);
     }
   }
