@@ -88,6 +88,7 @@ def measure(loss: Loss, cell: Cell, seconds: float) -> dict[str, Any]:
     rest = (*(None,) * loss.optional, a.indptr, a.item, a.annotator, a.order, None, a.label)
     inputs = (rows.detach(), confusion.detach(), *rest)
     link, backward, step = (OPS[loss.link + end] for end in ("", "_backward", "_step"))
+    prior = (None,) * (step.num_tensors - link.num_tensors)
     one = torch.ones(())
 
     def native_two() -> Any:
@@ -97,7 +98,7 @@ def measure(loss: Loss, cell: Cell, seconds: float) -> dict[str, Any]:
 
     def native_one() -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return step.overload(*inputs, *loss.options, *loss.needs)[2:]
+            return step.overload(*inputs, *prior, *loss.options, *loss.needs)[2:]
 
     def stepped(out: Callable[[], Tensor]) -> Callable[[], list[Tensor]]:
         def run() -> list[Tensor]:
@@ -111,7 +112,7 @@ def measure(loss: Loss, cell: Cell, seconds: float) -> dict[str, Any]:
         "native_two": native_two,
         "native_one": native_one,
         "step_two": stepped(lambda: link(rows, confusion, *rest, *loss.options)[0]),
-        "step_one": stepped(lambda: step(rows, confusion, *rest, *loss.options, *loss.needs)[0]),
+        "step_one": stepped(lambda: step(rows, confusion, *rest, *prior, *loss.options, *loss.needs)[0]),
     }
     expected = [gradient.clone() for gradient in native_two()[:2]]
     for name, way in ways.items():

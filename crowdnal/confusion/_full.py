@@ -13,7 +13,7 @@ from crowdnal import reference
 from crowdnal._utils.distributed import assign
 from crowdnal._utils.options import check_choice
 from crowdnal.data import Annotations
-from crowdnal.functional import Reduction, crowd_cross_entropy, crowd_mixture_nll
+from crowdnal.functional import DirichletPrior, Reduction, crowd_cross_entropy, crowd_mixture_nll
 from crowdnal.functional.reduction import reduce
 from crowdnal.functional.segments import gather_rows, index_of, mix_indexed
 from crowdnal.functional.sparse import compact, select
@@ -98,11 +98,12 @@ class FreeConfusion(nn.Module):
         *,
         shared: Tensor | None = None,
         mixing: Tensor | None = None,
+        prior: DirichletPrior | None = None,
     ) -> Tensor:
-        """:func:`crowdnal.functional.crowd_cross_entropy` through these matrices."""
+        """:func:`crowdnal.functional.crowd_cross_entropy` through these matrices; the prior is of what is shown."""
         return crowd_cross_entropy(
             probs, self.weight, annotations, weight=weight, reduction=reduction, shared=shared, mixing=mixing,
-            sparse_grad=self.sparse_grad,
+            sparse_grad=self.sparse_grad, prior=None if prior is None else prior._replace(common=self.common),
         )  # fmt: skip
 
     def distances(self, common: Tensor, annotators: Tensor | None = None) -> Tensor:
@@ -219,8 +220,11 @@ class NormalizedConfusion(nn.Module):
         with torch.no_grad():
             self.weight.copy_(self.off + (self.on - self.off) * eye(*self.weight.shape[1:]))
 
-    def nll(self, log_probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction) -> Tensor:
-        """:func:`crowdnal.functional.crowd_mixture_nll` through these matrices."""
+    def nll(
+        self, log_probs: Tensor, annotations: Annotations, weight: Tensor | None, reduction: Reduction, *,
+        prior: DirichletPrior | None = None,
+    ) -> Tensor:  # fmt: skip
+        """:func:`crowdnal.functional.crowd_mixture_nll` through these matrices; the prior is of their rows."""
         return crowd_mixture_nll(
             log_probs,
             self.weight,
@@ -229,6 +233,7 @@ class NormalizedConfusion(nn.Module):
             weight=weight,
             reduction=reduction,
             sparse_grad=self.sparse_grad,
+            prior=prior,
         )
 
     def log_probs(self, annotators: Tensor | None = None) -> Tensor:

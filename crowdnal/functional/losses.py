@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from crowdnal.data import Annotations
@@ -18,11 +19,12 @@ from crowdnal.functional._autograd._function import (
 from crowdnal.functional._autograd.joint_link import JointLink, joint_loss
 from crowdnal.functional._autograd.mixture_link import MixtureLink, mixture_loss
 from crowdnal.functional._autograd.softmax_link import SoftmaxLink, softmax_loss
+from crowdnal.functional.prior import DirichletPrior
 from crowdnal.functional.reduction import Reduction, reduction_weights
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.functional.sparse import compact
 
-__all__ = ["crowd_cross_entropy", "crowd_marginal_nll", "crowd_mixture_nll", "crowd_posterior"]
+__all__ = ["DirichletPrior", "crowd_cross_entropy", "crowd_marginal_nll", "crowd_mixture_nll", "crowd_posterior"]
 
 _softmax_link, _mixture_link, _joint_link = SoftmaxLink.op, MixtureLink.op, JointLink.op
 
@@ -37,6 +39,7 @@ def crowd_cross_entropy(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
     sparse_grad: bool = False,
+    prior: DirichletPrior | None = None,
 ) -> Tensor:
     """Cross-entropy of softmax(h_n) against every observed label: the softmax link.
 
@@ -57,6 +60,7 @@ def crowd_cross_entropy(
             the number of annotated items: 1/N sum_i sum_r, as CoNAL, CCC and Tanno et al. print or code it).
         sparse_grad: the gradient of confusion is a sparse tensor of the matrices that the batch touched, so that time
             and memory of a step do not depend on R; for `torch.optim.SparseAdam` or SGD. Not under `torch.compile`.
+        prior: of the rows softmax(W_r + common), added to the loss; not with "none".
 
     Returns:
         [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
@@ -73,6 +77,9 @@ def crowd_cross_entropy(
         if shared is None:
             raise ValueError("mixing says how much of shared there is in each annotation: give shared too")
         check_shape("mixing", mixing, annotations.num_annotations, meaning="[num_annotations]")
+    prior = _checked(prior, confusion, reduction)
+    if prior is not None and sparse_grad:
+        prior = prior._replace(labels_given=prior.labels_given[annotations.active_annotators])
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     confusion, scores, shared, mixing = promote_beside(confusion, scores, shared, mixing)
     weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
@@ -80,7 +87,7 @@ def crowd_cross_entropy(
     inside = None if each else weight
     inputs = (scores, confusion, shared, mixing, inside, *index, annotations.label, mean)
     if not each:
-        return softmax_loss(*inputs)
+        return softmax_loss(*inputs, prior=_like(prior, scores.dtype))
     nll = _softmax_link(*inputs)[1]
     return nll if weight is None else nll * weight
 
@@ -94,6 +101,7 @@ def crowd_mixture_nll(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
     sparse_grad: bool = False,
+    prior: DirichletPrior | None = None,
 ) -> Tensor:
     """Negative log-likelihood -log sum_k p_i[k] A_r[k, y] of every observed label: the mixture link, in log space.
 
@@ -108,6 +116,7 @@ def crowd_mixture_nll(
         weight: [nnz], not negative; default the annotations' own weight.
         reduction: as for `crowd_cross_entropy`.
         sparse_grad: as for `crowd_cross_entropy`.
+        prior: of the rows A_r[k], without ``common``; as for `crowd_cross_entropy`.
 
     Returns:
         [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
@@ -118,6 +127,13 @@ def crowd_mixture_nll(
     kind = normalization_kind(normalization)
     check_confusion(confusion, annotations, 1)
     check_shape("log_probs", log_probs, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
+    prior = _checked(prior, confusion.transpose(1, 2), reduction)
+    if prior is not None and prior.common is not None:
+        raise ValueError("prior.common is of the softmax link: leave it out")
+    if prior is not None:
+        prior = prior._replace(counts=prior.counts.t())
+    if prior is not None and sparse_grad:
+        prior = prior._replace(labels_given=prior.labels_given[annotations.active_annotators])
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     confusion, log_probs = promote_beside(confusion, log_probs)
     weight, mean = reduction_weights(annotations, weight, reduction, log_probs.dtype)
@@ -125,7 +141,7 @@ def crowd_mixture_nll(
     inside = None if each else weight
     inputs = (log_probs, confusion, inside, *index, annotations.label, kind, mean)
     if not each:
-        return mixture_loss(*inputs)
+        return mixture_loss(*inputs, prior=_like(prior, log_probs.dtype))
     nll = _mixture_link(*inputs)[1]
     return nll if weight is None else nll * weight
 
@@ -191,6 +207,35 @@ def crowd_posterior(
         ValueError: if shapes do not fit or normalization is unknown.
     """
     return _joint_link(*_joint(log_prior, confusion, annotations, normalization, weight, False))[2]
+
+
+def _checked(prior: DirichletPrior | None, confusion: Tensor, reduction: Reduction) -> DirichletPrior | None:
+    """Of matrices [R, C, K]."""
+    if prior is None:
+        return None
+    num_annotators, *sizes = confusion.shape
+    if reduction == "none":
+        raise ValueError('reduction="none" has no place for a prior, which is of annotators: leave it out')
+    check_shape("prior.counts", prior.counts, *sizes, meaning="[C, K]")
+    check_shape("prior.labels_given", prior.labels_given, num_annotators, meaning="[num_annotators]")
+    if prior.common is not None:
+        check_shape("prior.common", prior.common, *sizes, meaning="[C, K]")
+    return prior
+
+
+def _like(prior: DirichletPrior | None, dtype: torch.dtype) -> DirichletPrior | None:
+    """In the dtype that is computed in, and without gradients."""
+    if prior is None:
+        return None
+    counts, labels_given, common = prior
+    return DirichletPrior(_constant(counts, dtype), _constant(labels_given, dtype), _constant(common, dtype))
+
+
+def _constant(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    if tensor is None:
+        return None
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _joint(

@@ -40,6 +40,8 @@ def problem(op: Any, arguments: Any, *, values: bool = True) -> str | None:
         return f"normalization must be 0 (none), 1 (softmax) or 2 (softplus), got {arguments.normalization}"
     asked = bool(sizes)
     found = _layouts(tensors, op.optional) or _shapes(tensors, op.shapes, sizes) or _dtypes(tensors, op.matrices)
+    if found is None and tensors.get("prior") is not None and tensors["labels_given"] is None:
+        found = "prior needs labels_given"
     if found is None and asked:  # a result of R, K and C whose first sizes no tensor has
         annotators, labels, columns = sizes["R"], sizes["K"], sizes.get("C", 1)
         if annotators * labels * columns > _MOST:

@@ -33,7 +33,11 @@ def mixture_link_backward(a: Any) -> tuple[Tensor, Tensor]:
     return _gradients(a)
 
 
-@declare(reference.mixture_link_step, shapes="log_probs:BC confusion:RKC weight:N", matrices=("confusion",))
+@declare(
+    reference.mixture_link_step,
+    shapes="log_probs:BC confusion:RKC weight:N prior:KC labels_given:R",
+    matrices=("confusion",),
+)
 def mixture_link_step(a: Any) -> tuple[Tensor, ...]:
     """Loss [], nll [nnz], and the gradients."""
     new = a.log_probs.new_empty

@@ -28,7 +28,9 @@ def softmax_link_backward(a: Any) -> tuple[Tensor, ...]:
 
 
 @declare(
-    reference.softmax_link_step, shapes="scores:BC confusion:RCK shared:BK mixing:N weight:N", matrices=("confusion",)
+    reference.softmax_link_step,
+    shapes="scores:BC confusion:RCK shared:BK mixing:N weight:N prior:CK common:CK labels_given:R",
+    matrices=("confusion",),
 )
 def softmax_link_step(a: Any) -> tuple[Tensor, ...]:
     """Loss [], nll [nnz], and the gradients."""

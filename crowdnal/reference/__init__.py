@@ -33,6 +33,7 @@ from crowdnal.reference._normalization import (
     log_confusion_vjp_jvp,
 )
 from crowdnal.reference._pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
+from crowdnal.reference._prior import prior_distance, softmax_rows, softmax_rows_vjp
 from crowdnal.reference._softmax_link import (
     blend,
     cross_entropy,
@@ -76,6 +77,7 @@ __all__ = [
     "observed",
     "pair_confusion",
     "pair_confusion_backward",
+    "prior_distance",
     "reduce",
     "reduce_items",
     "residual",
@@ -83,6 +85,8 @@ __all__ = [
     "softmax_link",
     "softmax_link_backward",
     "softmax_link_step",
+    "softmax_rows",
+    "softmax_rows_vjp",
     "upstream",
     "widen",
 ]

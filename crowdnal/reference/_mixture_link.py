@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from crowdnal.reference._normalization import NONE, activation, log_confusion, log_confusion_vjp
+from crowdnal.reference._prior import prior_distance
 from crowdnal.reference._terms import reduce, upstream
 
 
@@ -98,13 +99,25 @@ def mixture_link_step(
     order: Tensor,
     plan: Tensor | None,
     label: Tensor,
+    prior: Tensor | None,
+    labels_given: Tensor | None,
     normalization: int,
     mean: bool,
     need_log_probs: bool,
     need_confusion: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Loss and nll of `mixture_link`, and its `mixture_link_backward` for a grad_loss of 1: a step's two ops as one."""
+    """Loss and nll of `mixture_link`, and its `mixture_link_backward` for a grad_loss of 1: a step's two ops as one.
+
+    With a prior [K, C] loss and gradient are also those of A, see `_prior`, of annotators who gave `labels_given` [R].
+    """
     inputs, rest = (log_probs, confusion, weight, indptr, item, annotator, order, plan, label), (normalization, mean)
     loss, nll, posterior, norms = mixture_link(*inputs, *rest)
     one, needs = torch.ones_like(loss), (need_log_probs, need_confusion)
-    return loss, nll, *mixture_link_backward(one, None, *inputs, posterior, norms, *rest, *needs)
+    dlog_probs, dconfusion = mixture_link_backward(one, None, *inputs, posterior, norms, *rest, *needs)
+    if prior is not None and labels_given is not None:
+        u = upstream(one, None, weight, nll, mean)
+        u = torch.zeros_like(labels_given).index_add(0, annotator, u) / labels_given.clamp(min=1)
+        loss = loss + (u * prior_distance(log_confusion(confusion, normalization), prior, 0)).sum()
+        if need_confusion:
+            dconfusion = dconfusion + log_confusion_vjp(confusion, -u.view(-1, 1, 1) * prior, normalization)
+    return loss, nll, dlog_probs, dconfusion

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from crowdnal.reference._mix import mix, mix_annotators, mix_items
+from crowdnal.reference._prior import prior_distance, softmax_rows, softmax_rows_vjp
 from crowdnal.reference._terms import reduce, upstream
 
 
@@ -102,14 +103,30 @@ def softmax_link_step(
     order: Tensor,
     plan: Tensor | None,
     label: Tensor,
+    prior: Tensor | None,
+    common: Tensor | None,
+    labels_given: Tensor | None,
     mean: bool,
     need_scores: bool,
     need_confusion: bool,
     need_shared: bool,
     need_mixing: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`softmax_link` without probs, and its `softmax_link_backward` for a grad_loss of 1: a step's two ops as one."""
+    """`softmax_link` without probs, and its `softmax_link_backward` for a grad_loss of 1: a step's two ops as one.
+
+    With a prior [C, K] loss and gradient are also those of the matrices' rows, see `_prior`: softmax(W_r + common), of
+    annotators who gave `labels_given` [R].
+    """
     inputs = (scores, confusion, shared, mixing, weight, indptr, item, annotator, order, plan, label)
     loss, nll, probs = softmax_link(*inputs, mean)
     needs = (need_scores, need_confusion, need_shared, need_mixing)
-    return loss, nll, *softmax_link_backward(torch.ones_like(loss), None, *inputs, probs, mean, *needs)
+    gradients = softmax_link_backward(torch.ones_like(loss), None, *inputs, probs, mean, *needs)
+    if prior is None or labels_given is None:
+        return loss, nll, *gradients
+    dscores, dconfusion, dshared, dmixing = gradients
+    u = upstream(torch.ones_like(loss), None, weight, nll, mean)
+    u = torch.zeros_like(labels_given).index_add(0, annotator, u) / labels_given.clamp(min=1)
+    loss = loss + (u * prior_distance(softmax_rows(confusion, common), prior, 1)).sum()
+    if need_confusion:
+        dconfusion = dconfusion + softmax_rows_vjp(confusion, common, -u.view(-1, 1, 1) * prior)
+    return loss, nll, dscores, dconfusion, dshared, dmixing

@@ -1,5 +1,6 @@
 // The softmax link and its gradients for an upstream of 1 in one pass: a matrix is at hand for its annotator's
 // annotations from their scores to the gradients.
+#include "cpu/detail/prior.h"
 #include "cpu/detail/runs.h"
 #include "cpu/detail/small_step.h"
 #include "cpu/detail/spare.h"
@@ -17,16 +18,18 @@ struct LargeStep {
   const Index& index;
   const Shape& shape;
   const StepOut<T>& out;  // rows not padded
-  std::vector<T> apart, partial, h;
+  Prior<T>& prior;
+  std::vector<T> apart, partial, h, rows;
 
   LargeStep(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, const Shape& shape,
-            const StepOut<T>& out)
-      : in(in), scale(scale), index(index), shape(shape), out(out), apart(in.mixing ? kGroup * shape.cols : 0),
-        h(kGroup * shape.cols) {}
+            const StepOut<T>& out, Prior<T>& prior)
+      : in(in), scale(scale), index(index), shape(shape), out(out), prior(prior),
+        apart(in.mixing ? kGroup * shape.cols : 0), h(kGroup * shape.cols), rows(kLanes<T> * prior.width) {}
 
-  // Annotations order[first..last-1], all of one annotator; total: its gradient, or null.
-  void run(int64_t first, int64_t last, T* total) {
-    const T* matrix = in.confusion + index.annotator[index.order[first]] * shape.matrix();
+  // Annotations order[first..last-1], all of one annotator, run number `number`; total: its gradient, or null.
+  void run(int64_t number, int64_t first, int64_t last, T* total) {
+    const int64_t annotator = index.annotator[index.order[first]];
+    const T* matrix = in.confusion + annotator * shape.matrix();
     for (int64_t begin = first; begin < last; begin += kGroup) {
       const int64_t count = std::min(kGroup, last - begin), block = (begin - first) / kSegmentBlock;
       const T *z[kGroup], *g[kGroup];
@@ -53,6 +56,9 @@ struct LargeStep {
         for (int64_t e = 0; e < shape.matrix(); ++e) total[e] += partial[e];
       }
     }
+    if (!prior) return;
+    const T u = prior.share(scale, index.order, first, last, annotator);
+    prior.value[number] = prior_of_large<T>(prior, matrix, u, total, rows.data());
   }
 
  private:
@@ -81,15 +87,15 @@ struct LargeStep {
 
 template <class T>
 void step(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, const Runs& runs, const Shape& shape,
-          const StepOut<T>& out) {
+          const StepOut<T>& out, Prior<T>& prior) {
   const MatricesOut<T> place{out.confusion, index, runs, shape};
   if (is_small<T>(shape)) {
     for_each_share(index, runs, tasks_per_thread(3 * shape.matrix() + 8 * shape.cols),
-                   [&](int64_t run, int64_t end) { step_small(in, scale, index, runs, shape, run, end, out); });
+                   [&](int64_t run, int64_t end) { step_small(in, scale, index, runs, shape, run, end, out, prior); });
   } else {
     for_each_share(index, runs, tasks_per_thread(3 * shape.matrix()), [&](int64_t run, int64_t end) {
-      LargeStep<T> step(in, scale, index, shape, out);
-      for (; run < end; ++run) step.run(runs[run], runs[run + 1], out.confusion ? place(run) : nullptr);
+      LargeStep<T> step(in, scale, index, shape, out, prior);
+      for (; run < end; ++run) step.run(run, runs[run], runs[run + 1], out.confusion ? place(run) : nullptr);
     });
   }
   if (out.confusion) place.finish();
@@ -98,7 +104,8 @@ void step(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
     const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, OptionalTensor plan,
-    const Tensor& label, bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+    const Tensor& label, OptionalTensor prior, OptionalTensor common, OptionalTensor labels_given, bool mean,
+    bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
   const SoftmaxArguments a = check_softmax(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
                                            plan, label, true);
   const Shape& shape = a.shape;
@@ -106,6 +113,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
   const Tensor& w = a.matrices;
   STD_TORCH_CHECK(shared || !need_shared, "crowdnal: need_shared needs shared");
   STD_TORCH_CHECK(mixing || !need_mixing, "crowdnal: need_mixing needs mixing");
+  const PriorArguments given = check_prior(prior, common, labels_given, w, shape);
   Tensor loss = empty(w, {}), nll = empty(w, {view.nnz});
   Tensor dscores = empty(w, {need_scores ? view.num_items : 0, shape.rows});
   Tensor dconfusion = empty_gradient(w, {need_confusion ? shape.num_annotators : 0, shape.rows, shape.cols});
@@ -120,11 +128,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     const StepOut<T> out{output<T>(nll), need_scores ? output<T>(each) : nullptr,
                          need_shared ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
                          need_confusion ? output<T>(dconfusion) : nullptr};
-    step<T>(a.input<T>(), {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out);
+    Prior<T> rows(given, shape, 1, static_cast<int64_t>(a.index.runs.size()) - 1);
+    step<T>(a.input<T>(), {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out, rows);
     if (need_scores) sum_each(pointer<T>(each), compact, view, shape.rows, output<T>(dscores));
     if (need_shared) sum_each(pointer<T>(share), compact, view, shape.cols, output<T>(dshared));
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(a.weight), view.nnz);
-    *output<T>(loss) = mean ? total / count : total;
+    *output<T>(loss) = (mean ? total / count : total) + rows.total();
   });
   return {loss, nll, dscores, dconfusion, dshared, dmixing};
 }

@@ -1,7 +1,7 @@
 // The mixture link: launchers and bindings.
 #include "cuda/mixture_link.cuh"
 
-#include "cuda/detail/op.h"
+#include "cuda/detail/prior_op.h"
 
 namespace crowdnal::cuda {
 namespace {
@@ -63,18 +63,18 @@ std::tuple<Tensor, Tensor> mixture_link_backward_op(OptionalTensor grad_loss, Op
 }
 
 // The two ops one after the other.
-std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_step_op(const Tensor& log_probs, const Tensor& confusion,
-                                                                OptionalTensor weight, const Tensor& indptr,
-                                                                const Tensor& item, const Tensor& annotator,
-                                                                const Tensor& order, OptionalTensor plan,
-                                                                const Tensor& label, int64_t normalization, bool mean,
-                                                                bool need_log_probs, bool need_confusion) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> mixture_link_step_op(
+    const Tensor& log_probs, const Tensor& confusion, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+    const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label, OptionalTensor prior,
+    OptionalTensor labels_given, int64_t normalization, bool mean, bool need_log_probs, bool need_confusion) {
   auto [loss, nll, posterior, log_norm] = mixture_link_op(log_probs, confusion, weight, indptr, item, annotator, order,
                                                           plan, label, normalization, mean);
   auto [dlog_probs, dconfusion] = mixture_link_backward_op(one_like(loss), std::nullopt, log_probs, confusion, weight,
                                                            indptr, item, annotator, order, plan, label, posterior,
                                                            log_norm, normalization, mean, need_log_probs,
                                                            need_confusion);
+  add_prior({prior, std::nullopt, labels_given}, confusion, check_normalization(normalization), weight, indptr, item,
+            annotator, order, plan, mean, need_confusion, nll, loss, dconfusion);
   return {loss, nll, dlog_probs, dconfusion};
 }
 

@@ -1,7 +1,7 @@
 // The softmax link: launchers and bindings.
 #include "cuda/softmax_link.cuh"
 
-#include "cuda/detail/op.h"
+#include "cuda/detail/prior_op.h"
 #include "cuda/softmax_step.cuh"
 
 namespace crowdnal::cuda {
@@ -13,6 +13,7 @@ namespace {
 
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <class T, class E>
 MixInput<T, E> input_of(Op& op, const Tensor& scores, const Tensor& confusion, const OptionalTensor& shared,
@@ -103,10 +104,10 @@ Tensors4 softmax_link_backward_op(OptionalTensor grad_loss, OptionalTensor grad_
 }
 
 // One pass where matrices are small, else the two ops one after the other.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
-    const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing, OptionalTensor weight,
-    const Tensor& indptr, const Tensor& item, const Tensor& annotator, const Tensor& order, OptionalTensor plan,
-    const Tensor& label, bool mean, bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+Tensors6 link_and_gradients(const Tensor& scores, const Tensor& confusion, OptionalTensor shared, OptionalTensor mixing,
+                            OptionalTensor weight, const Tensor& indptr, const Tensor& item, const Tensor& annotator,
+                            const Tensor& order, OptionalTensor plan, const Tensor& label, bool mean, bool need_scores,
+                            bool need_confusion, bool need_shared, bool need_mixing) {
   const Shape shape = shape_of(confusion);
   if (!fits_step(shape)) {
     auto [loss, nll, probs] = softmax_link_op(scores, confusion, shared, mixing, weight, indptr, item, annotator, order,
@@ -132,6 +133,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
                  output<T>(nll), to.pointers<T>());
   });
   return {loss, nll, to.scores, to.confusion, to.shared, to.mixing};
+}
+
+Tensors6 softmax_link_step_op(const Tensor& scores, const Tensor& confusion, OptionalTensor shared,
+                              OptionalTensor mixing, OptionalTensor weight, const Tensor& indptr, const Tensor& item,
+                              const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label,
+                              OptionalTensor prior, OptionalTensor common, OptionalTensor labels_given, bool mean,
+                              bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+  Tensors6 out = link_and_gradients(scores, confusion, shared, mixing, weight, indptr, item, annotator, order, plan,
+                                    label, mean, need_scores, need_confusion, need_shared, need_mixing);
+  add_prior({prior, common, labels_given}, confusion, std::nullopt, weight, indptr, item, annotator, order, plan, mean,
+            need_confusion, std::get<1>(out), std::get<0>(out), std::get<3>(out));
+  return out;
 }
 
 }  // namespace

@@ -20,19 +20,24 @@ NAMES = ("scores", "confusion", "shared", "mixing", "weight")
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("given", [NAMES[:2], NAMES[:3], NAMES], ids=len)
+@pytest.mark.parametrize(
+    ("given", "with_prior"),
+    [(NAMES[:2], False), (NAMES[:3], True), (NAMES[:3], False), (NAMES[:4], True), (NAMES, False)],
+)
 def test_loss_and_gradients_are_those_of_the_two_ops(
-    sizes: tuple[int, ...], given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...], given: tuple[str, ...], with_prior: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = make_problem(*sizes, seed=2)
     a = p.annotations.prepare().to(DEVICE)
+    counts, common, labels_given = to_device(p.prior())
+    prior = F.DirichletPrior(counts, labels_given, common) if with_prior else None
     assert a.fields.plan is not None and a.fields.plan.is_cuda
 
     def leaves() -> dict[str, Tensor]:
         return {name: leaf(to_device((getattr(p, name),))[0]) for name in given}
 
     def loss(named: dict[str, Tensor]) -> Tensor:
-        return F.crowd_cross_entropy(annotations=a, **named)
+        return F.crowd_cross_entropy(annotations=a, prior=prior, **named)
 
     ours, theirs = leaves(), leaves()
     torch.cuda.synchronize()

@@ -38,7 +38,7 @@ def test_one_annotator(emulated: Emulated, nnz: int) -> None:
     index = a.indptr, a.item, a.annotator, a.order, a.plan, a.label
     scores = torch.linspace(-2, 2, 3 * nnz, dtype=torch.double).reshape(nnz, 3)
     confusion = torch.linspace(-1, 1, 36, dtype=torch.double).reshape(4, 3, 3)
-    check(emulated, STEP, (scores, confusion, None, None, None, *index, True, True, True, False, False))
+    check(emulated, STEP, (scores, confusion, None, None, None, *index, *(None,) * 3, True, True, True, False, False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -53,7 +53,7 @@ def test_scores_without_an_end(emulated: Emulated) -> None:
     p = make_problem(6, 2, 3, 3, 4, seed=6)
     shared = torch.zeros(6, 3, dtype=torch.double)
     shared[:, 0], shared[5] = -torch.inf, -torch.inf
-    rest = (*p.index, p.annotations.label, False, True, True, True, False)
+    rest = (*p.index, p.annotations.label, *(None,) * 3, False, True, True, True, False)
     out = emulated.op(STEP)(p.scores, p.confusion, shared, None, None, *rest)
     wanted = reference.softmax_link_step(p.scores, p.confusion, shared, None, None, *rest)
     assert_close(out[1], wanted[1], equal_nan=True)
@@ -74,7 +74,7 @@ def test_long_annotators_lose_no_accuracy(emulated: Emulated) -> None:
     index = long_annotators(nnz, classes)
     scores = torch.rand(nnz, classes, generator=torch.Generator().manual_seed(0))
     confusion = torch.eye(classes).repeat(26, 1, 1)
-    rest = (None, None, None, *index, False, True, True, False, False)
+    rest = (None, None, None, *index, None, None, None, False, True, True, False, False)
     wanted = reference.softmax_link_step(scores.double(), confusion.double(), *rest)
     out = emulated.op(STEP)(scores, confusion, *rest)
     for found, exact in zip(out[:4], wanted, strict=False):

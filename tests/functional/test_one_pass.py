@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from crowdnal.functional._autograd._step import StepFunction
 from crowdnal.functional._autograd.joint_link import JointStep
 from crowdnal.functional._autograd.mixture_link import MixtureStep
 from crowdnal.functional._autograd.softmax_link import SoftmaxStep, softmax_loss
+from crowdnal.functional.reduction import reduction_weights
 
 SIZES = [(40, 6, 5, 5, 3), (9, 30, 10, 10, 2), (64, 2, 7, 20, 40), (12, 3, 33, 34, 5), (0, 3, 2, 2, 1)]
 KINDS = {"none": reference.NONE, "softmax": reference.SOFTMAX, "softplus": reference.SOFTPLUS}
@@ -36,6 +38,7 @@ class Loss:
     names: tuple[str, ...]
     call: Callable[..., Tensor]
     options: dict[str, Any]
+    prior: bool = False  # of the matrices' rows
 
     def leaves(self, p: Problem) -> dict[str, Tensor]:
         """Copies of what is differentiated."""
@@ -48,11 +51,30 @@ class Loss:
     def __call__(self, p: Problem, leaves: dict[str, Tensor]) -> Tensor:
         rest = dict(leaves)
         first = rest.pop(self.names[0])
-        return self.call(first, rest.pop("confusion"), p.annotations, **rest, reduction="sum", **self.options)
+        given = {"prior": self.prior_of(p)} if self.prior else {}
+        return self.call(first, rest.pop("confusion"), p.annotations, **rest, reduction="sum", **self.options, **given)
+
+    def prior_of(self, p: Problem) -> F.DirichletPrior:
+        counts, common, labels_given = p.prior()
+        return F.DirichletPrior(counts, labels_given, None if "normalization" in self.options else common)
 
     def two_ops(self, p: Problem, leaves: dict[str, Tensor]) -> Tensor:
-        """The same by the op of the loss, and that of its backward."""
-        return _outputs(self, p, leaves, self.step.link, mean=False)[0]
+        """The same by the op of the loss, and that of its backward; the prior by its formula."""
+        loss = _outputs(self, p, leaves, self.step.link, mean=False)[0]
+        if not self.prior:
+            return loss
+        counts, common, labels_given = p.prior()
+        if self.step is SoftmaxStep:
+            rows = (leaves["confusion"] + common).log_softmax(2)
+        else:
+            stored = leaves["confusion"].transpose(1, 2)
+            stored = (
+                stored if self.options["normalization"] == "softmax" else torch.nn.functional.softplus(stored).log()
+            )
+            rows = stored.log_softmax(2)
+        terms = counts * ((counts / counts.sum(1, keepdim=True)).clamp(min=1e-99).log() - rows)
+        each = (terms.sum((1, 2)) / labels_given.clamp(min=1))[p.annotations.annotator]
+        return loss + (each * leaves.get("weight", torch.ones_like(each))).sum()
 
 
 def _links(*normalizations: str) -> list[Any]:
@@ -66,8 +88,16 @@ def _links(*normalizations: str) -> list[Any]:
 
 
 SOFTMAX = Loss(SoftmaxStep, ("scores", "confusion", "shared", "mixing", "weight"), F.crowd_cross_entropy, {})
-LOSSES = [pytest.param(SOFTMAX, id="softmax_link"), *_links("none", "softmax", "softplus")]
-EACH = [pytest.param(SOFTMAX, id="softmax_link"), *_links("softmax")]
+PRIOR = Loss(SoftmaxStep, SOFTMAX.names[:-1], F.crowd_cross_entropy, {}, prior=True)
+PRIORS = [pytest.param(PRIOR, id="softmax_link-prior")] + [
+    pytest.param(
+        Loss(MixtureStep, ("log_probs", "confusion"), F.crowd_mixture_nll, {"normalization": kind}, prior=True),
+        id=f"{kind}-prior",
+    )
+    for kind in ("softmax", "softplus")
+]
+LOSSES = [pytest.param(SOFTMAX, id="softmax_link"), *PRIORS, *_links("none", "softmax", "softplus")]
+EACH = [pytest.param(SOFTMAX, id="softmax_link"), *PRIORS, *_links("softmax")]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -142,6 +172,73 @@ def test_both_orders_are_those_of_differences(loss: Loss) -> None:
 
     assert gradcheck(of, tuple(leaves.values()), check_batched_grad=True)
     assert gradgradcheck(of, tuple(leaves.values()))
+
+
+@pytest.mark.parametrize("loss", PRIORS)
+def test_a_prior_has_a_gradient_for_the_weight_in_every_mode(loss: Loss) -> None:
+    p = make_problem(3, 2, 3, 3, 2, seed=6)
+    with_weight = replace(loss, names=(*loss.names, *({"weight"} - {*loss.names})))
+    leaves = with_weight.leaves(p)
+
+    def of(*values: Tensor) -> Tensor:
+        return with_weight(p, dict(zip(with_weight.names, values, strict=True)))
+
+    assert_close(of(*leaves.values()), with_weight.two_ops(p, leaves))
+    assert gradcheck(of, tuple(leaves.values()), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(of, tuple(leaves.values()))
+    hessian = torch.func.hessian(lambda w: of(*[w if n == "confusion" else v for n, v in leaves.items()]))
+    wanted = torch.func.hessian(lambda w: with_weight.two_ops(p, {**leaves, "confusion": w}))
+    assert_close(hessian(leaves["confusion"]), wanted(leaves["confusion"]))
+
+
+@pytest.mark.parametrize("loss", PRIORS)
+def test_a_prior_of_the_raw_op_has_one_too(loss: Loss) -> None:
+    p = make_problem(9, 4, 3, 3, 4, seed=6)
+    ours, theirs = (replace(loss, names=(*loss.names, *({"weight"} - {*loss.names}))).leaves(p) for _ in range(2))
+    prior = dict(zip(("prior", "common", "labels_given"), p.prior(loss.step is not SoftmaxStep), strict=True))
+    _outputs(loss, p, {**ours, **prior}, loss.step, mean=False)[0].backward()
+    loss.two_ops(p, theirs).backward()
+    for name in ours:
+        assert_close(ours[name].grad, theirs[name].grad)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "per_item", "item_mean"])
+@pytest.mark.parametrize("loss", PRIORS)
+def test_a_prior_is_reduced_as_the_loss_is(loss: Loss, reduction: Any) -> None:
+    """And is the same of the annotators in the batch alone."""
+    p = make_problem(40, 60, 4, 4, 3, seed=2)
+    rows, weight = p.scores.log_softmax(1), p.weight
+    stored = p.confusion if loss.step is SoftmaxStep else p.stored
+    found = []
+    for sparse in (False, True):
+        matrices = stored.clone().requires_grad_()
+        how = {"weight": weight, "reduction": reduction, "sparse_grad": sparse, **loss.options}
+        out = loss.call(rows, matrices, p.annotations, prior=loss.prior_of(p), **how)
+        plain = loss.call(rows, matrices, p.annotations, **how)
+        found.append((out, *torch.autograd.grad(out, matrices)))
+        if sparse:
+            continue
+        inside, mean = reduction_weights(p.annotations, weight, reduction, torch.double)
+        alone = loss.two_ops(p, {loss.names[0]: rows, "confusion": matrices, "weight": inside})
+        assert_close(out, alone, where=reduction)
+        assert not mean and abs(float(out - plain)) > 1e-3
+    assert_close(found[1][0], found[0][0])
+    assert found[1][1].is_sparse
+    assert_close(found[1][1].to_dense(), found[0][1])
+
+
+@pytest.mark.parametrize("loss", PRIORS)
+def test_a_prior_that_cannot_be_is_refused(loss: Loss) -> None:
+    p = make_problem(6, 4, 3, 3, 2, seed=2)
+    counts, _, labels_given = p.prior()
+    stored = p.confusion if loss.step is SoftmaxStep else p.stored
+    call = partial(loss.call, p.scores.log_softmax(1), stored, p.annotations)
+    with pytest.raises(ValueError, match=r"prior.counts has shape \(2, 3\)"):
+        call(prior=F.DirichletPrior(counts[:2], labels_given))
+    with pytest.raises(ValueError, match=r"prior.labels_given has shape \(3,\)"):
+        call(prior=F.DirichletPrior(counts, labels_given[:3]))
+    with pytest.raises(ValueError, match='reduction="none"'):
+        call(prior=F.DirichletPrior(counts, labels_given), reduction="none")
 
 
 @pytest.mark.parametrize("loss", EACH)

@@ -44,7 +44,8 @@ def gradient(link: str = "mixture_link", scale: float = 1.0, step: bool = True, 
     inputs = (ROWS, matrices(scale), *(None,) * (3 if link == "softmax_link" else 1), *rest)
     needs = (False, True, False, False) if link == "softmax_link" else (False, True)
     if step:
-        return op.overload(*inputs, *options, *needs)[3]
+        without_prior = (None,) * (op.num_tensors - len(inputs))
+        return op.overload(*inputs, *without_prior, *options, *needs)[3]
     _, _, *made = op.overload(*inputs, *options)
     return OPS[link + "_backward"].overload(torch.ones(()), None, *inputs, *made, *options, *needs)[1]
 

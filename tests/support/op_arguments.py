@@ -63,13 +63,45 @@ def _softmax(p: Problem, name: str, kind: int) -> list[Arguments]:
         plain = [(p.scores, p.confusion, s, None, w, *index, label, mean) for s, w, mean in options]
         return [*plain, (p.scores, p.confusion, p.shared, p.mixing, p.weight, *index, label, True)]
     if name == "softmax_link_step":
-        rest = *index, label
+        rest, (counts, common, given) = (*index, label), p.prior()
+        without = None, None, None
         return [
-            (p.scores, p.confusion, None, None, None, *rest, True, True, True, False, False),
-            (p.scores, p.confusion, p.shared, None, p.weight, *rest, False, True, False, True, False),
-            (p.scores, p.confusion, p.shared, p.mixing, p.weight, *rest, True, True, True, True, True),
-            (p.scores, p.confusion, p.shared, p.mixing, None, *rest, False, False, True, False, True),
-            (p.scores, p.confusion, p.shared, None, None, *rest, True, False, False, False, False),
+            (p.scores, p.confusion, None, None, None, *rest, *without, True, True, True, False, False),
+            (p.scores, p.confusion, p.shared, None, p.weight, *rest, *without, False, True, False, True, False),
+            (p.scores, p.confusion, p.shared, p.mixing, p.weight, *rest, *without, True, True, True, True, True),
+            (
+                p.scores,
+                p.confusion,
+                p.shared,
+                p.mixing,
+                None,
+                *rest,
+                counts,
+                None,
+                given,
+                False,
+                False,
+                True,
+                False,
+                True,
+            ),
+            (
+                p.scores,
+                p.confusion,
+                p.shared,
+                None,
+                None,
+                *rest,
+                counts,
+                common,
+                given,
+                True,
+                False,
+                False,
+                False,
+                False,
+            ),
+            (p.scores, p.confusion, None, None, p.weight, *rest, counts, common, given, True, True, True, False, False),
         ]
     probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, None, *index, label, True)[2]
     inputs = p.scores, p.confusion, p.shared
@@ -93,8 +125,15 @@ def _mixture(p: Problem, name: str, kind: int) -> list[Arguments]:
         options = [(None, True), (p.weight, False), (p.weight, True), (None, False)]
         return [(*rest, weight, *index, label, kind, mean) for weight, mean in options]
     if name == "mixture_link_step":
-        steps = [(None, True, True, True), (p.weight, False, True, False), (p.weight, True, False, True)]
-        return [(*rest, weight, *index, label, kind, *flags) for weight, *flags in steps]
+        counts, _, given = p.prior(stored=True)
+        steps = [
+            (None, None, None, True, True, True),
+            (p.weight, None, None, False, True, False),
+            (p.weight, None, None, True, False, True),
+            (p.weight, counts, given, False, True, True),
+            (None, counts, given, True, True, False),
+        ]
+        return [(*rest, weight, *index, label, counts, given, kind, *flags) for weight, counts, given, *flags in steps]
     _, _, posterior, norm = reference.mixture_link(*rest, None, *index, label, kind, True)
     total, nll_grad = torch.tensor(0.7, dtype=torch.double), p.grad(1).squeeze(1)
     return [

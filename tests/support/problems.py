@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,15 @@ class Problem:
     def mixing(self) -> Tensor:
         """[nnz] in 0..1."""
         return self.grad(1).squeeze(1).sigmoid()
+
+    def prior(self, stored: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the matrices' rows: pseudo-counts and what is common, [C, K] (or [K, C] for those of `stored`), one of
+        the former 0; the labels that were given, [R], 0 to 5."""
+        num_annotators, *sizes = self.confusion.shape
+        counts, common = torch.arange(2 * math.prod(sizes), dtype=torch.double).add(self.seed).sin().view(2, *sizes)
+        counts = (1 + counts) * (torch.arange(counts.numel()) != counts.numel() - sizes[1]).view(sizes)
+        labels_given = (torch.arange(num_annotators) % 6).double()
+        return (counts.t(), common.t(), labels_given) if stored else (counts, common, labels_given)
 
     def grad(self, cols: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed + 1)

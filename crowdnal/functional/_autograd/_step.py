@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from crowdnal import reference
-from crowdnal.functional._autograd._function import OpFunction, VmapBatch
+from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional._autograd._prior import PlainPrior
+from crowdnal.functional.prior import DirichletPrior
 
 
 class StepFunction(OpFunction):
@@ -27,6 +29,7 @@ class StepFunction(OpFunction):
         link: the Function of the loss alone. The op has its arguments, then a ``need_`` for each of `inputs`.
         inputs: names of the arguments that the op makes gradients of, in their order.
         weighs_nll: whether the loss sums weight_n nll_n; else the gradient of a weight takes the two ops.
+        prior: what the two ops leave out if the op takes a prior: behind the label, before what is no tensor.
         places: of `inputs` among the arguments.
         weight: place of the weight.
     """
@@ -34,6 +37,7 @@ class StepFunction(OpFunction):
     link: ClassVar[type[OpFunction]]
     inputs: ClassVar[tuple[str, ...]]
     weighs_nll: ClassVar[bool] = True
+    prior: ClassVar[PlainPrior | None] = None
     places: ClassVar[tuple[int, ...]]
     weight: ClassVar[int]
 
@@ -58,7 +62,7 @@ class StepFunction(OpFunction):
             return tuple(out)
         if grad_loss is None or grad_nll is not None or not _is_last(grad_loss):
             return cls._by_two_ops(ctx, grad_loss, grad_nll)
-        if need[cls.weight] and not cls.weighs_nll:
+        if need[cls.weight] and not (cls.weighs_nll and cls._without_prior(ctx)):
             return cls._by_two_ops(ctx, grad_loss, grad_nll)
         ready, ctx.gradients = ctx.gradients, None
         if ready is None:
@@ -75,12 +79,22 @@ class StepFunction(OpFunction):
 
     @classmethod
     def _by_two_ops(cls, ctx: Any, *upstreams: Tensor | None) -> Any:
-        arguments, _ = cls.kept(ctx)
-        inputs = arguments[: len(cls.link.op.arguments._fields)]
-        kept, outputs = _Kept(ctx.needs_input_grad[: len(inputs)]), cls.link.run(*inputs)
-        cls.link.setup_context(kept, inputs, outputs)
+        (arguments, _), need = cls.kept(ctx), cls.needs(ctx)
+        names = cls.link.op.arguments._fields
+        inputs = [getattr(arguments, name) for name in names]
+        kept, outputs = _Kept(tuple(getattr(need, name) for name in names)), cls.link.run(*inputs)
+        cls.link.setup_context(kept, tuple(inputs), outputs)
         nothing = (None,) * (len(outputs) - len(upstreams))
-        return *cls.link.backward(kept, *upstreams, *nothing), *(None,) * len(cls.inputs)
+        found = dict(zip(names, cls.link.backward(kept, *upstreams, *nothing), strict=True))
+        if cls.prior is not None and arguments.prior is not None and upstreams[0] is not None:
+            confusion, weight = cls.prior.gradients(arguments, upstreams[0], need_weight=need.weight)
+            found["confusion"] = add(found["confusion"], confusion) if need.confusion else None
+            found["weight"] = add(found["weight"], weight)
+        return cls.op.gradients(**found)
+
+    @classmethod
+    def _without_prior(cls, ctx: Any) -> bool:
+        return cls.prior is None or cls.kept(ctx)[0].prior is None
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
@@ -98,17 +112,27 @@ class StepLoss:
 
     def __init__(self, step: type[StepFunction], on_cuda: Callable[[Sequence[Any]], bool] | None = None) -> None:
         self.on_cuda = on_cuda  # whether it is of use there; compiled steps take the two ops
-        self.step, self.link = step.op, step.link.op
+        self.step, self.link, self.prior = step.op, step.link.op, step.prior
         self.places, self.weight, self.weighs_nll = step.places, step.weight, step.weighs_nll
+        self.tensors = step.link.op.num_tensors
+        self.of_prior = step.op.arguments._fields[self.tensors : step.op.num_tensors]
 
-    def __call__(self, *inputs: Any) -> Tensor:
-        """Of the arguments of the link."""
+    def __call__(self, *inputs: Any, prior: DirichletPrior | None = None) -> Tensor:
+        """Of the arguments of the link, and of a prior whose sizes are as the op takes them."""
+        tensors, rest = inputs[: self.tensors], inputs[self.tensors :]
+        named = {} if prior is None else {"prior": prior.counts, **prior._asdict()}
+        given = [named.get(name) for name in self.of_prior]
         if self._is_of_use(inputs) and _records_only():
             needed = [(tensor := inputs[place]) is not None and tensor.requires_grad for place in self.places]
             weight = inputs[self.weight]
-            if any(needed) and (self.weighs_nll or weight is None or not weight.requires_grad):
-                return self.step(*inputs, *needed)[0]
-        return self.link(*inputs)[0]
+            weighs = self.weighs_nll and prior is None
+            if any(needed) and (weighs or weight is None or not weight.requires_grad):
+                return self.step(*tensors, *given, *rest, *needed)[0]
+        loss = self.link(*inputs)[0]
+        if prior is None or self.prior is None:
+            return loss
+        arguments = self.step.arguments(*tensors, *given, *rest, *(False,) * len(self.places))
+        return loss + self.prior.loss(arguments)
 
     def _is_of_use(self, inputs: Sequence[Any]) -> bool:
         if not inputs[0].is_cuda:

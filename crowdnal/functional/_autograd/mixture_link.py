@@ -13,6 +13,7 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional._autograd._prior import PlainPrior
 from crowdnal.functional._autograd._step import StepFunction, StepLoss
 from crowdnal.functional.segments import gather_rows, scatter_rows, sum_by_item
 from crowdnal.ops import mixture_link as ops
@@ -143,6 +144,11 @@ class MixtureStep(StepFunction):
     """(loss [], nll [nnz], gradients for an upstream of 1); see `crowdnal.reference.mixture_link_step`."""
 
     op, link, inputs = ops.mixture_link_step, MixtureLink, ("log_probs", "confusion")
+    prior = PlainPrior(
+        lambda matrices, a: reference.log_confusion(matrices, a.normalization),
+        lambda matrices, grad, a: reference.log_confusion_vjp(matrices, grad, a.normalization),
+        dim=0,
+    )
 
 
 mixture_loss = StepLoss(MixtureStep)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
+from crowdnal.functional._autograd._prior import PlainPrior
 from crowdnal.functional._autograd._step import StepFunction, StepLoss
 from crowdnal.functional._autograd.mix import mix, mix_annotators, mix_items
 from crowdnal.functional.segments import sum_by_item
@@ -167,6 +168,11 @@ class SoftmaxStep(StepFunction):
     """(loss [], nll [nnz], gradients for an upstream of 1); see `crowdnal.reference.softmax_link_step`."""
 
     op, link, inputs = ops.softmax_link_step, SoftmaxLink, _Inputs._fields
+    prior = PlainPrior(
+        lambda matrices, a: reference.softmax_rows(matrices, a.common),
+        lambda matrices, grad, a: reference.softmax_rows_vjp(matrices, a.common, grad),
+        dim=1,
+    )
 
 
 def _is_worth_scaling(inputs: Sequence[Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from crowdnal.confusion import (
     shared_scores,
 )
 from crowdnal.data import Annotations, as_annotations
-from crowdnal.functional.reduction import reduce
+from crowdnal.functional.prior import DirichletPrior, prior_parts
+from crowdnal.functional.reduction import reduction_weights
 from crowdnal.functional.segments import distinct, gather_rows, labels_given
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
 from crowdnal.objectives._bases.batch import Batch
@@ -68,6 +69,9 @@ class ConfusionObjective(Objective):
             annotators then.
     """
 
+    fuses_prior: ClassVar[bool] = False
+    """Whether ``_nll`` has a ``_nll_and_prior`` beside it, which makes both in one pass over the matrices."""
+
     annotators: FreeConfusion | LowRankMixture | NormalizedConfusion | BlockwiseConfusion | VectorConfusion
     groups: Tensor | None
     labels: Tensor | None
@@ -103,6 +107,11 @@ class ConfusionObjective(Objective):
         self.register_buffer("crowd", torch.zeros(num_classes, self.num_labels) if self.has_prior else None)
         self.register_buffer("informed", torch.ones(()) if self.has_prior else None)
         self.register_buffer("labels", torch.zeros(self.num_matrices) if self.has_prior else None)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_nll" in vars(cls):
+            cls.fuses_prior = "_nll_and_prior" in vars(cls)
 
     @override
     def on_train_start(self, annotations: Annotations | None = None, predict: Predict | None = None) -> None:
@@ -140,20 +149,26 @@ class ConfusionObjective(Objective):
         self.annotators.begin(log_crowd)
 
     def _loss(self, batch: Batch) -> Tensor:
-        loss = super()._loss(batch)
         if self.crowd is None or self.labels is None or self.informed is None or batch.reduction == "none":
-            return loss
-        each = self._distances(self._by_matrix(batch.annotations), self.crowd.to(loss.dtype), self.labels)
-        return loss + reduce(self.informed * each.to(loss.dtype), batch.annotations, batch.weight, batch.reduction)
+            return super()._loss(batch)
+        prior = DirichletPrior(self.informed * self.crowd, self.labels)
+        one_pass = self.fuses_prior and isinstance(self.annotators, (FreeConfusion, NormalizedConfusion))
+        if one_pass and self.cross_entropy.plain:
+            return self._nll_and_prior(batch, prior)
+        return super()._loss(batch) + self._prior_alone(batch, prior)
 
-    def _distances(self, owners: Annotations, crowd: Tensor, labels: Tensor) -> Tensor:
-        """``[nnz]`` a label's part of its annotator's prior: over an epoch each counts once, whatever the batches."""
-        chosen, slot = distinct(owners.annotator, owners.order, self.num_matrices)
-        mean = proportions(crowd, 1)
+    def _nll_and_prior(self, batch: Batch, prior: DirichletPrior) -> Tensor:
+        """``_nll`` and what the prior adds to it; only where a class has one beside its ``_nll``."""
+        raise NotImplementedError
+
+    def _prior_alone(self, batch: Batch, prior: DirichletPrior) -> Tensor:
+        """A label's part of its annotator's prior: over an epoch each counts once, whatever the batches."""
         assert isinstance(self.annotators, (FreeConfusion, NormalizedConfusion, StackedConfusion))
-        rows = self.annotators.log_rows(chosen).to(crowd.dtype)
-        distance = (crowd * (mean.log() - rows)).sum((1, 2)) / labels[chosen].clamp(min=1).to(crowd.dtype)
-        return gather_rows(distance.unsqueeze(1), slot, owners.order).squeeze(1)
+        owners, dtype = self._by_matrix(batch.annotations), batch.logits.dtype
+        weight, mean = reduction_weights(owners, batch.weight, batch.reduction, dtype)
+        prior = DirichletPrior(prior.counts.to(dtype), prior.labels_given.to(dtype))
+        index = owners.annotator, owners.order
+        return prior_parts(prior, self.annotators.log_rows, *index, weight, mean=mean).loss()
 
     @override
     def confusion(self) -> Tensor:
@@ -216,12 +231,18 @@ class SoftmaxObjective(ConfusionObjective):
         return LowRankConfusion(*sizes, scale=scale, rank=self.rank)
 
     def _nll(self, batch: Batch) -> Tensor:
+        return self._reduced(batch)
+
+    def _nll_and_prior(self, batch: Batch, prior: DirichletPrior) -> Tensor:
+        return self._reduced(batch, prior=prior)
+
+    def _reduced(self, batch: Batch, **prior: Any) -> Tensor:
         p, owners = batch.logits.softmax(-1), self._by_matrix(batch.annotations)
         how = owners, batch.weight, batch.reduction
         shared = self._shared(p)
         if shared is None or isinstance(self.annotators, VectorConfusion):
-            return self.annotators.nll(p, *how)
-        return self.annotators.nll(self._own(p), *how, shared=shared)
+            return self.annotators.nll(p, *how, **prior)
+        return self.annotators.nll(self._own(p), *how, shared=shared, **prior)
 
     def _label_log_probs(self, batch: Batch) -> Tensor:
         p, owners = batch.logits.softmax(-1), self._by_matrix(batch.annotations)
@@ -258,8 +279,14 @@ class MixtureObjective(ConfusionObjective):
         return LowRankMixture(*sizes, rank=self.rank)
 
     def _nll(self, batch: Batch) -> Tensor:
+        return self._reduced(batch)
+
+    def _nll_and_prior(self, batch: Batch, prior: DirichletPrior) -> Tensor:
+        return self._reduced(batch, prior=prior)
+
+    def _reduced(self, batch: Batch, **prior: Any) -> Tensor:
         owners = self._by_matrix(batch.annotations)
-        return self.annotators.nll(batch.logits.log_softmax(-1), owners, batch.weight, batch.reduction)
+        return self.annotators.nll(batch.logits.log_softmax(-1), owners, batch.weight, batch.reduction, **prior)
 
 
 def annotators_in(annotations: Annotations) -> tuple[Tensor, Tensor]:

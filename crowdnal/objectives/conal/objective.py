@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from crowdnal.aggregation import posterior_of_log_likelihood
 from crowdnal.confusion import FreeConfusion, LowRankConfusion, eye, shared_scores, whole
 from crowdnal.data import Annotations
 from crowdnal.functional import crowd_cross_entropy
+from crowdnal.functional.prior import DirichletPrior
 from crowdnal.functional.reduction import reduce
 from crowdnal.functional.segments import gather_rows
 from crowdnal.objectives._bases.batch import Batch
@@ -128,11 +129,19 @@ class CoNAL(SoftmaxObjective):
         return -self.separation_weight * (distances * present).sum()
 
     def _nll(self, batch: Batch) -> Tensor:
+        return self._of_both(batch)
+
+    def _nll_and_prior(self, batch: Batch, prior: DirichletPrior) -> Tensor:
+        if self.mixing == "logits":
+            return self._of_both(batch, prior=prior)
+        return self._of_both(batch) + self._prior_alone(batch, prior)
+
+    def _of_both(self, batch: Batch, **prior: Any) -> Tensor:
         logits, annotations, features, _, _ = batch
         assert features is not None  # the base has seen to it
         scores = logits.softmax(-1)
         source = self._source(features, batch)
-        individual = partial(self.annotators.nll, scores, self._by_matrix(annotations))
+        individual = partial(self.annotators.nll, scores, self._by_matrix(annotations), **prior)
         return self._mixed(individual, self._together(scores), source, batch)
 
     def _label_log_probs(self, batch: Batch) -> Tensor:

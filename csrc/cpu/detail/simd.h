@@ -102,6 +102,15 @@ CROWDNAL_INLINE Vec<T> halves(const Vec<T>& a, const Vec<T>& b, std::integer_seq
 #endif
 }
 
+// Of all lanes, in their order.
+template <class T>
+CROWDNAL_INLINE T sum_of(const Vec<T>& v) {
+  T parts[kLanes<T>], all = 0;
+  store(parts, v);
+  for (int64_t l = 0; l < kLanes<T>; ++l) all += parts[l];
+  return all;
+}
+
 // One step of `reduce`: 2 H vectors become H.
 template <class T, class Op, int H>
 CROWDNAL_INLINE void fold(Vec<T>* v) {

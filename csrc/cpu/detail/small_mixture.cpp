@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "cpu/detail/prior.h"
 #include "cpu/detail/runs.h"
 #include "cpu/detail/small_normalization.h"
 
@@ -22,6 +23,7 @@ struct MixtureWalk {
   const Runs& runs;
   const Shape& shape;
   const StepOut<T>& out;
+  Prior<T>& prior;
   MatricesOut<T> place;
   Row<T, N> row;
   Matrices<T, N> matrices;
@@ -34,8 +36,8 @@ struct MixtureWalk {
   T joint[L * N * L] = {}, factor[L * N * L] = {};
 
   CROWDNAL_INLINE MixtureWalk(const MixtureInput<T>& in, const StepScale<T>& scale, const Index& index,
-                              const Runs& runs, const Shape& shape, const StepOut<T>& out)
-      : in(in), scale(scale), index(index), runs(runs), shape(shape), out(out),
+                              const Runs& runs, const Shape& shape, const StepOut<T>& out, Prior<T>& prior)
+      : in(in), scale(scale), index(index), runs(runs), shape(shape), out(out), prior(prior),
         place{out.confusion, index, runs, shape}, row(shape.cols), matrices(in.confusion, shape),
         normalized(in.kind != Normalization::kNone), softplus(in.kind == Normalization::kSoftplus),
         size(shape.rows * N * L), values(normalized ? L * size : 0), slopes(softplus && out.confusion ? L * size : 0),
@@ -102,9 +104,39 @@ struct MixtureWalk {
     }
   }
 
+  // The run's part of the prior: a gradient for log A more.
+  CROWDNAL_INLINE void add_prior(int64_t run) {
+    const int64_t annotator = place.annotator(run);
+    const T u = prior.share(scale, index.order, runs[run], runs[run + 1], annotator);
+    const T* matrix = matrices.of(annotator);
+    const Activated<T, N> at = activated(run);
+    Vec<T> each = {};
+    for (int64_t i = 0; i < N; ++i) {
+      const Bits<T> here = i == N - 1 ? row.last : ~Bits<T>{};
+      for (int64_t y = 0; y < shape.rows; ++y) {
+        const int64_t e = (y * N + i) * L;
+        const Vec<T> counts = load(prior.counts.data() + e);
+        Vec<T> log_f = only<T>(load(matrix + y * shape.cols + i * L), here);
+        if (softplus) {
+          const Vec<T> f = load(at.values + e);
+          log_f = f > broadcast<T>(T(kTiny)) ? only<T>(fast_log(f), here) : log_f;  // below, softplus is exp
+        }
+        each += counts * (load(prior.constant.data() + e) - log_f);
+        if (out.confusion) store(grads.sum.data() + e, load(grads.sum.data() + e) - u * counts);
+      }
+      if (normalized) {
+        each -= only<T>(load(prior.strength.data() + i * L) * fast_log(load(at.inverse + i * L)), here);
+      }
+    }
+    prior.value[run] = u * sum_of<T>(each);
+  }
+
   // The whole is written at the annotator's end.
   CROWDNAL_INLINE void finish(int64_t run, bool first_block, bool last_block) {
-    if (!grads.join(first_block, last_block)) return;
+    if (out.confusion) grads.join(first_block, last_block);
+    if (!last_block) return;
+    if (prior) add_prior(run);
+    if (!out.confusion) return;
     T* matrix = place(run);
     if (!normalized) return write_rows(grads.sum.data(), shape.rows, row, matrix);
     activated(run).gradient(grads.sum.data(), shape.rows, row, softplus, matrix);
@@ -126,9 +158,14 @@ struct MixtureWalk {
       for (int64_t k = 0; k < classes; ++k) g[k] *= -scale.of(a);
       for (int64_t k = 0; out.each && k < N * L; ++k) out.each[a * N * L + k] = k < classes ? g[k] : T(0);
     }
-    if (!out.confusion) return;
-    through_normalization<T>(x, log_norm.data(), {rows.data()}, label.data(), order.data(), 0, count, shape.rows,
-                             classes, in.kind, nullptr, place(run));
+    T* matrix = out.confusion ? place(run) : nullptr;
+    if (matrix) {
+      through_normalization<T>(x, log_norm.data(), {rows.data()}, label.data(), order.data(), 0, count, shape.rows,
+                               classes, in.kind, nullptr, matrix);
+    }
+    if (!prior) return;
+    const T u = prior.share(scale, index.order, first, first + count, place.annotator(run));
+    prior.value[run] = prior_of_normalized<T>(prior, x, log_norm.data(), apart, nullptr, nullptr, in.kind, u, matrix);
   }
 
   CROWDNAL_INLINE void walk(int64_t run, int64_t end) {
@@ -148,10 +185,8 @@ struct MixtureWalk {
         const int64_t first = runs[run], stop = runs[run + 1], done = position + j - first;
         const int64_t block_end = std::min(stop, first + (done / kSegmentBlock + 1) * kSegmentBlock);
         const int64_t until = std::min(count, block_end - position);
-        if (out.confusion) {
-          add_labelled(j, until, done % kSegmentBlock == 0);
-          if (position + until == block_end) finish(run, block_end - first <= kSegmentBlock, block_end == stop);
-        }
+        if (out.confusion) add_labelled(j, until, done % kSegmentBlock == 0);
+        if (position + until == block_end) finish(run, block_end - first <= kSegmentBlock, block_end == stop);
         j = until;
         run += position + j == stop;
       }
@@ -168,18 +203,18 @@ struct MixtureWalk {
 template <class T>
 CROWDNAL_CLONES void mixture_step_small(const MixtureInput<T>& input, const StepScale<T>& scale, const Index& index,
                                         const Runs& runs, const Shape& shape, int64_t run, int64_t end,
-                                        const StepOut<T>& out) {
+                                        const StepOut<T>& out, Prior<T>& prior) {
   if (run == end) return;
   if (shape.cols <= kLanes<T>) {
-    MixtureWalk<T, 1>(input, scale, index, runs, shape, out).walk(run, end);
+    MixtureWalk<T, 1>(input, scale, index, runs, shape, out, prior).walk(run, end);
   } else {
-    MixtureWalk<T, 2>(input, scale, index, runs, shape, out).walk(run, end);
+    MixtureWalk<T, 2>(input, scale, index, runs, shape, out, prior).walk(run, end);
   }
 }
 
 #define CROWDNAL_INSTANTIATE(T)                                                                               \
   template void mixture_step_small<T>(const MixtureInput<T>&, const StepScale<T>&, const Index&, const Runs&, \
-                                      const Shape&, int64_t, int64_t, const StepOut<T>&);
+                                      const Shape&, int64_t, int64_t, const StepOut<T>&, Prior<T>&);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)
 #undef CROWDNAL_INSTANTIATE

@@ -25,9 +25,9 @@ T posterior_row(const MixtureInput<T>& in, const Index& index, const Shape& shap
 }
 
 // Of `out` nll, each (what the annotation adds to the gradient of its item's log_probs) and confusion, for the annotations
-// of the runs run..end-1.
+// of the runs run..end-1, and the prior of these.
 template <class T>
 void mixture_step_small(const MixtureInput<T>& input, const StepScale<T>& scale, const Index& index, const Runs& runs,
-                        const Shape& shape, int64_t run, int64_t end, const StepOut<T>& out);
+                        const Shape& shape, int64_t run, int64_t end, const StepOut<T>& out, Prior<T>& prior);
 
 }  // namespace crowdnal::cpu

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cpu/detail/lanes.h"
+#include "cpu/detail/prior.h"
 #include "cpu/detail/runs.h"
 
 namespace crowdnal::cpu {
@@ -20,8 +21,10 @@ struct Walk {
   const MixInput<T>& in;
   const StepScale<T>& scale;
   const Index& index;
+  const Runs& runs;
   const Shape& shape;
   const StepOut<T>& out;
+  Prior<T>& prior;
   MatricesOut<T> place;
   Row<T, N> row;
   Matrices<T, N> matrices;
@@ -31,13 +34,14 @@ struct Walk {
   int64_t n[L];               // the annotations
   const T *z[L], *w[L];       // their scores and matrices
   T h[L * N * L] = {};        // their scores under the matrix, then the gradient for these
-  T gap[L * N * L];           // shared - own scores
+  T gap[L * N * L];           // shared - own scores; room for the prior
 
   CROWDNAL_INLINE Walk(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, const Runs& runs,
-                       const Shape& shape, const StepOut<T>& out)
-      : in(in), scale(scale), index(index), shape(shape), out(out), place{out.confusion, index, runs, shape},
-        row(shape.cols), matrices(in.confusion, shape), width(padded<T>(shape.rows)),
-        transposed(out.each ? shape.cols * width : 0), block_sums(out.confusion ? shape.rows * N * L : 0) {}
+                       const Shape& shape, const StepOut<T>& out, Prior<T>& prior)
+      : in(in), scale(scale), index(index), runs(runs), shape(shape), out(out), prior(prior),
+        place{out.confusion, index, runs, shape}, row(shape.cols), matrices(in.confusion, shape),
+        width(padded<T>(shape.rows)), transposed(out.each ? shape.cols * width : 0),
+        block_sums(out.confusion ? shape.rows * N * L : 0) {}
 
   CROWDNAL_INLINE void mix(int64_t count) {
     for (int64_t j = 0; j < count;) {
@@ -100,15 +104,8 @@ struct Walk {
         if (out.mixing) along += v * load(gap + (j * N + i) * L);
         store(g + i * L, in.mixing ? (T(1) - mixing) * v : v);
       }
-      if (out.mixing) out.mixing[n[j]] = total_of(along);
+      if (out.mixing) out.mixing[n[j]] = sum_of<T>(along);
     }
-  }
-
-  CROWDNAL_INLINE static T total_of(const Vec<T>& v) {
-    T parts[L], all = 0;
-    store(parts, v);
-    for (int64_t l = 0; l < L; ++l) all += parts[l];
-    return all;
   }
 
   CROWDNAL_INLINE void transpose(const T* matrix) {
@@ -189,7 +186,15 @@ struct Walk {
 
   // The whole is written at the annotator's end.
   CROWDNAL_INLINE void finish(int64_t run, bool first_block, bool last_block) {
-    if (!block_sums.join(first_block, last_block)) return;
+    if (out.confusion) block_sums.join(first_block, last_block);
+    if (!last_block) return;
+    if (prior) {
+      const int64_t annotator = place.annotator(run);
+      const T u = prior.share(scale, index.order, runs[run], runs[run + 1], annotator);
+      T* sum = out.confusion ? block_sums.sum.data() : nullptr;
+      prior.value[run] = prior_of_rows<T>(prior, matrices.of(annotator), N * L - shape.cols, u, sum, N * L, gap, N);
+    }
+    if (!out.confusion) return;
     T* matrix = place(run);
     for (int64_t c = 0; c < shape.rows; ++c) {
       Vec<T> v[N];
@@ -198,7 +203,7 @@ struct Walk {
     }
   }
 
-  CROWDNAL_INLINE void walk(const Runs& runs, int64_t run, int64_t end) {
+  CROWDNAL_INLINE void walk(int64_t run, int64_t end) {
     const int64_t last = runs[end];
     for (int64_t block = runs[run]; block < last; block += L) {
       const int64_t count = std::min(L, last - block);
@@ -219,10 +224,8 @@ struct Walk {
         } else if (out.each) {
           products_of_rows(j, next);
         }
-        if (out.confusion) {
-          outer(j, next, done % kSegmentBlock == 0);
-          if (block + next == block_end) finish(run, block_end - first <= kSegmentBlock, block_end == stop);
-        }
+        if (out.confusion) outer(j, next, done % kSegmentBlock == 0);
+        if (block + next == block_end) finish(run, block_end - first <= kSegmentBlock, block_end == stop);
         j = next;
         run += block + j == stop;
       }
@@ -234,12 +237,13 @@ struct Walk {
 
 template <class T>
 CROWDNAL_CLONES void step_small(const MixInput<T>& input, const StepScale<T>& scale, const Index& index,
-                                const Runs& runs, const Shape& shape, int64_t run, int64_t end, const StepOut<T>& out) {
+                                const Runs& runs, const Shape& shape, int64_t run, int64_t end, const StepOut<T>& out,
+                                Prior<T>& prior) {
   if (run == end) return;
   if (shape.cols <= kLanes<T>) {
-    Walk<T, 1>(input, scale, index, runs, shape, out).walk(runs, run, end);
+    Walk<T, 1>(input, scale, index, runs, shape, out, prior).walk(run, end);
   } else {
-    Walk<T, 2>(input, scale, index, runs, shape, out).walk(runs, run, end);
+    Walk<T, 2>(input, scale, index, runs, shape, out, prior).walk(run, end);
   }
 }
 
@@ -264,7 +268,7 @@ CROWDNAL_CLONES void sum_padded(const T* rows, const Index& index, int64_t begin
 
 #define CROWDNAL_INSTANTIATE(T)                                                                                 \
   template void step_small<T>(const MixInput<T>&, const StepScale<T>&, const Index&, const Runs&, const Shape&, \
-                              int64_t, int64_t, const StepOut<T>&);                                             \
+                              int64_t, int64_t, const StepOut<T>&, Prior<T>&);                                  \
   template void sum_padded<T>(const T*, const Index&, int64_t, int64_t, int64_t, T*);
 CROWDNAL_INSTANTIATE(float)
 CROWDNAL_INSTANTIATE(double)

@@ -6,6 +6,9 @@
 
 namespace crowdnal::cpu {
 
+template <class T>
+struct Prior;
+
 // What annotation n adds to the loss: scale weight_n nll_n.
 template <class T>
 struct StepScale {
@@ -47,10 +50,10 @@ inline int64_t padded(int64_t size) {
   return (size + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
 
-// For the annotations of the runs run..end-1.
+// For the annotations of the runs run..end-1, and the prior of these.
 template <class T>
 void step_small(const MixInput<T>& input, const StepScale<T>& scale, const Index& index, const Runs& runs,
-                const Shape& shape, int64_t run, int64_t end, const StepOut<T>& out);
+                const Shape& shape, int64_t run, int64_t end, const StepOut<T>& out, Prior<T>& prior);
 
 // out[i, c] = sum_{n of i} rows[n, c] for the items begin..end-1     rows: [nnz, padded(cols)], out: [B, cols]
 template <class T>

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "cuda/detail/prior.cuh"
 #include "cuda/em_step.cuh"
 #include "cuda/mixture_link.cuh"
 #include "cuda/pair_confusion.cuh"
@@ -70,6 +71,7 @@ void run(int64_t B, int64_t R, int64_t C, int64_t K, int64_t per_item) {
   Heap<E> confusion(R * C * K);
   {
     const Shape shape{R, C, K};
+    Heap<T> counts(C * K), given(R);
     Heap<T> dscores(B * C), dconfusion(R * C * K), dshared(B * K), dmixing(nnz);
     select<E>(context, confusion, p.annotator, nnz, shape, Heap<E>(nnz * C * K));
     const MixInput<T, E> input{scores, confusion, {shared, weight, p.label}};
@@ -81,11 +83,16 @@ void run(int64_t B, int64_t R, int64_t C, int64_t K, int64_t per_item) {
       const SoftmaxLinkGrads<T> all{dscores, dconfusion, dshared, dmixing};
       softmax_step<T, E>(context, input, weight, index, shape, true, one, nll, bare ? SoftmaxLinkGrads<T>{} : all);
     }
+    add_prior<T, E>(context, confusion, std::nullopt, {counts, counts, given}, weight, index, shape, true, nll, one,
+                    dconfusion);
   }
   const Shape shape{R, K, C};
   const int64_t runs = std::min(nnz, R);
   Heap<T> posterior(nnz * C), norm(runs * C), dmatrices(R * K * C), ditems(B * C), items(B * C), item_nll(B), totals(C);
+  Heap<T> counts(K * C), given(R);
   for (const auto kind : {Normalization::kNone, Normalization::kSoftmax, Normalization::kSoftplus}) {
+    add_prior<T, E>(context, confusion, kind, {counts, nullptr, given}, nullptr, index, shape, false, nll, one,
+                    dmatrices);
     mixture_link<T, E>(context, scores, confusion, weight, p.label, index, shape, kind, true, one, nll, posterior,
                        norm);
     const GradRows<T> rows{posterior, C, nullptr, weight, nll, one, T(nnz), T(0), T(-1)};
