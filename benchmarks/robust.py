@@ -72,6 +72,7 @@ SIMULATED: dict[str, tuple[int, int, int, int, float, float, str]] = {
     "adversaries": (3, 500, 30, 5, 0.6, 0.95, "adversaries"),
     "copies": (4, 500, 20, 5, 0.6, 0.9, "copies"),
     "common confusion": (4, 500, 40, 3, 0.6, 0.9, "common"),
+    "hard items": (5, 600, 60, 5, 0.75, 0.98, "hard"),
 }
 
 
@@ -93,11 +94,28 @@ def simulated(name: str, seed: int) -> tuple[Tensor, Annotations, Tensor, Tensor
     if kind == "common":
         confusions = 0.65 * confusions + 0.35 * torch.eye(classes).to(confusions).roll(1, 1)
     annotations = simulation.simulate(truth[:items], confusions, annotations_per_item=per_item, seed=seed)
+    if kind == "hard":
+        annotations = _fooled(annotations, centers, x[:items], truth[:items], generator)
     if kind == "copies":
         dense = annotations.to_dense(missing=-1)
         dense[:, 1:4] = torch.where(dense[:, 1:4] >= 0, dense[:, :1], -1)
         annotations = Annotations.from_dense(dense, num_classes=classes)
     return x[:items], annotations, truth[:items], x[items:], truth[items:]
+
+
+def _fooled(
+    annotations: Annotations, centers: Tensor, x: Tensor, truth: Tensor, generator: torch.Generator
+) -> Annotations:
+    """Of the half of the items that look most like another class, 45 % of the labels are that class."""
+    distance = torch.cdist(x, centers)
+    own = distance.gather(1, truth.unsqueeze(1)).squeeze(1)
+    nearest, other = distance.scatter(1, truth.unsqueeze(1), torch.inf).min(1)
+    hard = (nearest - own) < (nearest - own).median()
+    item = annotations.item
+    fooled = hard[item] & (torch.rand(len(item), generator=generator) < 0.45)
+    label = torch.where(fooled, other[item], annotations.label)
+    sizes = {"num_annotators": annotations.num_annotators, "num_classes": annotations.num_classes}
+    return Annotations(annotations.indptr, annotations.annotator, label, **sizes)
 
 
 def label_crowds(root: Path | None, wanted: list[str] | None, seeds: int) -> Iterator[tuple[str, list]]:
