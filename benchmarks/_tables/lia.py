@@ -64,7 +64,7 @@ class Schedule:
     def options(self) -> dict[str, Any]:
         """Of LIA in all its forms."""
         names = ("rounds", "epochs_per_round", "competence_precision")
-        return {"hidden_dim": 32, **{name: getattr(self, name) for name in names}}
+        return {"hidden_dim": 32, "difficulty_precision": 0.0, **{name: getattr(self, name) for name in names}}
 
 
 QUICK = Schedule(rounds=2, epochs_per_round=1, finetune_epochs=1)

@@ -28,7 +28,7 @@ PHASES = {"em": {"rounds": 1}, "item": {"rounds": 0}, "annotation": {"rounds": 0
 def make(classes: int = C, annotators: int = R, **options: Any) -> LIA:
     torch.manual_seed(0)
     small: dict[str, Any] = {"feature_dim": D, "hidden_dim": 6, "num_layers": 2, "num_latents": 3, "embedding_dim": 4}
-    small["competence_precision"] = 0.0
+    small |= {"competence_precision": 0.0, "difficulty_precision": 0.0}
     return LIA(classes, annotators, **{**small, **options})
 
 

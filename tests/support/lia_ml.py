@@ -15,7 +15,8 @@ D, T, R = 4, 3, 5
 def make(**options: Any) -> LIAML:
     torch.manual_seed(0)
     small = {"num_tags": T, "tag_dim": 2, "hidden_dim": 5, "num_layers": 2, "num_latents": 2, "embedding_dim": 3}
-    return LIAML(2, R, **{**small, "feature_dim": D, **options}).double()
+    small |= {"feature_dim": D, "difficulty_precision": 0.0}
+    return LIAML(2, R, **{**small, **options}).double()
 
 
 def crowd(instances: int = 4, seed: int = 0) -> Annotations:

@@ -147,6 +147,12 @@ class PairModel(nn.Module):
         distance = (own - usual).flatten(1).square().sum(1, keepdim=True)
         return gather_rows(distance, given.annotator, given.order).squeeze(1)
 
+    def size(self, annotations: Annotations, features: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """``[B]`` square of D of each item."""
+        tags = None if self.tags is None else self.item_ids(annotations) % self.num_tags
+        own = self._tensors(self.difficulty, self._instances(annotations, features, dtype), tags)
+        return own.flatten(1).square().sum(1)
+
     def _people(
         self, annotations: Annotations, tags: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Annotations]:

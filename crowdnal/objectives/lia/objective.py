@@ -43,7 +43,7 @@ class LIA(PairEM):
     D sees the item, so that in the end it can explain the labels without h: with more steps than the data bear the
     likelihood rises and the truth gets lost. Let the likelihood of held-out annotations, given their items' other ones
     (``log_likelihood(posterior(...).log(), held_out, features)``), say when to stop. Dropout in the backbone, a little
-    weight decay and ``competence_precision`` put that off.
+    weight decay, ``competence_precision`` and ``difficulty_precision`` put that off.
     """
 
     def __init__(self, num_classes: int, num_annotators: int, **options: Unpack[PairEMOptions]) -> None:

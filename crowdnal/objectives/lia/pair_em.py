@@ -21,6 +21,8 @@ from crowdnal.objectives._bases.targets import labelled, reduce_items
 from crowdnal.objectives.lia.modules import BLOCK_NUMBERS, REFERENCES, PairModel, PairOptions, spaced
 
 Finetune = Literal["item", "annotation", "none"]
+_USUAL = (1.0, 0.1)
+"""Precisions of competence and difficulty once training has begun."""
 
 
 class PairEMOptions(SizeOptions, PairOptions, total=False):
@@ -31,6 +33,7 @@ class PairEMOptions(SizeOptions, PairOptions, total=False):
     finetune: Finetune
     use_prior: bool
     competence_precision: float | None
+    difficulty_precision: float | None
 
 
 class PairEM(RoundsObjective):
@@ -48,6 +51,9 @@ class PairEM(RoundsObjective):
             of labels stay near the others, so that :meth:`reliability` ranks those first who are known to be good;
             about 1 where many have few labels. Above 0 it needs ``on_train_start``, which tells how many each gave.
             None: 1 if that was called, else 0.
+        difficulty_precision: τ of a Gaussian prior on difficulty, not in the paper: ``τ/2 Σ_i ‖D(x_i)‖²`` joins it too.
+            D has the features that the classifier has, and without a prior explains by them what annotators say of
+            hard items, which is then taken for mistakes. None: 0.1 if ``on_train_start`` was called, else 0.
         instance: D is of the item's ``"features"``, or (LIA-E) of an ``"embedding"`` for each instance.
         num_items: N, for embeddings of instances: ``item_id``, below N, says whose.
         num_latents: L; 1 adds difficulty and competence, with more an annotator can be good at some of the items.
@@ -74,7 +80,7 @@ class PairEM(RoundsObjective):
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         rounds: int = 10, finetune: Finetune = "item", use_prior: bool = True,
-        competence_precision: float | None = None, epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16,
+        competence_precision: float | None = None, difficulty_precision: float | None = None, epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16,
         num_labels: int | None = None, reduction: Reduction = "mean", **pairs: Unpack[PairOptions],
     ) -> None:  # fmt: skip
         super().__init__(
@@ -82,14 +88,15 @@ class PairEM(RoundsObjective):
         )
         check_integer(0, rounds=rounds)
         check_choice(Finetune, finetune=finetune)
-        if competence_precision is not None:
-            check_amount(competence_precision=competence_precision)
+        precisions = {"competence_precision": competence_precision, "difficulty_precision": difficulty_precision}
+        check_amount(**{name: value for name, value in precisions.items() if value is not None})
         if rounds == 0 and finetune == "none":
             raise ValueError("rounds=0 with finetune='none' leaves nothing to train: give one round or more")
         self.rounds = rounds
         self.finetune: Finetune = finetune
         self.use_prior = use_prior
         self.competence_precision = competence_precision
+        self.difficulty_precision = difficulty_precision
         self.marginal = rounds == 0
         self.needs_features = pairs.get("instance", "features") == "features"
         sizes = num_classes, self.num_labels, num_annotators
@@ -100,11 +107,13 @@ class PairEM(RoundsObjective):
         self._votes_only = False
 
     @property
-    def _precision(self) -> float:
-        """Of the prior on competence."""
-        if self.competence_precision is None:
-            return 0.0 if self._labels_of is None else 1.0
-        return self.competence_precision
+    def _precisions(self) -> tuple[float, float]:
+        """Of the priors on competence and on difficulty."""
+        given, begun = (self.competence_precision, self.difficulty_precision), self._labels_of is not None
+        competence, difficulty = (
+            begun * usual if own is None else own for own, usual in zip(given, _USUAL, strict=True)
+        )
+        return competence, difficulty
 
     @property
     def em_epochs(self) -> int:
@@ -213,17 +222,22 @@ class PairEM(RoundsObjective):
             else:
                 targets = self._rows(annotations).to(joint.dtype)
                 each = -(targets * joint).where(targets > 0, 0.0).sum(-1)
-        if self._precision > 0:
-            each = each + segment_sum(self._penalty(annotations, logits.dtype).unsqueeze(1), annotations).squeeze(1)
+        competence, difficulty = self._precisions
+        if difficulty > 0:
+            each = each + difficulty / 2 * self.pairs.size(annotations, features, logits.dtype)
+        if competence > 0:
+            each = each + segment_sum(
+                self._penalty(annotations, competence, logits.dtype).unsqueeze(1), annotations
+            ).squeeze(1)
         return reduce_items(each.where(counted, 0.0), counted, reduction)
 
-    def _penalty(self, annotations: Annotations, dtype: torch.dtype) -> Tensor:
+    def _penalty(self, annotations: Annotations, precision: float, dtype: torch.dtype) -> Tensor:
         """``[nnz]`` a label's part of its annotator's prior: over an epoch each counts once, whatever the batches."""
         if self._labels_of is None:
             option = f"competence_precision={self.competence_precision}"
             raise RuntimeError(f"{option} needs to know how many labels annotators gave: {CALL}")
         labels = self._labels_of[annotations.annotator].clamp(min=1)
-        return self._precision / 2 * self.pairs.spread(annotations, dtype) / labels
+        return precision / 2 * self.pairs.spread(annotations, dtype) / labels
 
     def _remember(self, annotations: Annotations, predict: Predict | None) -> Annotations:
         annotations = super()._remember(annotations, predict)

@@ -37,7 +37,7 @@ def test_finds_truth_confusions_and_who_is_hard_to_label() -> None:
     # the same labels are likelier to be right on an easy item, and the objective knows which those are
     everyone = Annotations.from_dense(truth.unsqueeze(1).expand(-1, R), num_classes=C)
     chance = objective.log_likelihood(1e4 * torch.eye(C)[truth], everyone, features).exp().view(-1, R).mean(1)
-    assert chance[~hard].mean() > chance[hard].mean() + 0.15
+    assert chance[~hard].mean() > chance[hard].mean() + 0.1
     assert callback.history[-1].log_likelihood > callback.history[0].log_likelihood
 
 

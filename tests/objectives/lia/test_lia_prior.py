@@ -1,4 +1,4 @@
-"""The prior on competence of LIA and LIA-ML: its formula, batches, state, and who is ranked first with it."""
+"""The priors on competence and difficulty of LIA and LIA-ML: their formulas, batches, state, and who is ranked first with it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from support.small_crowd import batch, logits_of, perturbed
 from torch import Tensor
 
 from crowdnal import LIA, Annotations
+from crowdnal.metrics import accuracy
 from crowdnal.objectives.lia.pair_em import PairEM
 
 
@@ -68,6 +69,59 @@ def test_of_tags() -> None:
     # C is linear: an annotator is as far from the others in every tag
     expected = plain(logits, crowd(), x) + 0.3 * plain_prior(plain, list(range(5)), plain.pairs.tags[0])
     assert_close(objective(logits, crowd(), x), expected)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_difficulty_counts_once_for_each_labelled_item(reduction: Any) -> None:
+    """τ/2 ‖D(x)‖², of LIA-ML with the tag beside x; nothing for items without labels."""
+    annotations, x = crowd(), features_of().repeat_interleave(T, 0)
+    logits = torch.zeros(4 * T, 2, dtype=torch.float64)
+    plain, objective = (
+        make_tags(reduction=reduction, competence_precision=0.0, difficulty_precision=tau) for tau in (0.0, 0.6)
+    )
+    for each in (plain, objective):
+        each.on_train_start(annotations)
+    sizes = torch.stack(
+        [
+            plain_mlp(plain.pairs.difficulty, torch.cat([x[i], plain.pairs.tags[i % T]])).square().sum()
+            for i in range(4 * T)
+        ]
+    )
+    sizes = 0.3 * sizes.where(annotations.counts > 0, 0.0)
+    assert int((annotations.counts == 0).sum()) >= T
+    added = {"sum": sizes.sum(), "mean": sizes.sum() / (annotations.counts > 0).sum(), "none": sizes}[reduction]
+    expected, loss = plain(logits, annotations, x) + added, objective(logits, annotations, x)
+    assert_close(loss, expected)
+    gradients = torch.autograd.grad(loss.sum(), list(objective.pairs.difficulty.parameters()))
+    assert_close(gradients, torch.autograd.grad(expected.sum(), list(plain.pairs.difficulty.parameters())))
+
+
+def test_priors_are_there_once_training_has_begun() -> None:
+    given = make(competence_precision=0.5, difficulty_precision=0.0)
+    objective = make(competence_precision=None, difficulty_precision=None)
+    assert objective._precisions == (0, 0)
+    for each in (objective, given):
+        each.on_train_start(batch())
+    assert objective._precisions == (1.0, 0.1) and given._precisions == (0.5, 0.0)
+
+
+@pytest.mark.slow
+def test_hard_items_are_not_explained_away() -> None:
+    """Without the prior D explains by the features what everybody takes an item for that looks like another class."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randint(3, (300,), generator=generator)
+    x = 1.6 * torch.eye(3, 6)[truth] + torch.randn(300, 6, generator=generator)
+    looks = x[:, :3].argmax(1, keepdim=True)
+    seen = torch.rand(300, 5, generator=generator)
+    dense = torch.where(seen < 0.5, looks, truth.unsqueeze(1))
+    dense = torch.where(seen > 0.95, torch.randint(3, (300, 5), generator=generator), dense)
+    annotations, right = Annotations.from_dense(dense, num_classes=3), []
+    for tau in (0.0, None):
+        torch.manual_seed(0)
+        objective = LIA(3, 5, feature_dim=6, difficulty_precision=tau)
+        fit(objective, x, annotations, 300)
+        right.append(accuracy(objective.targets, truth))
+    assert right[1] > right[0] + 0.03, right
 
 
 def test_needs_the_training_set_and_is_told_it_anew() -> None:
