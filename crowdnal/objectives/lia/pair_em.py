@@ -80,7 +80,8 @@ class PairEM(RoundsObjective):
     def __init__(
         self, num_classes: int, num_annotators: int, *,
         rounds: int = 10, finetune: Finetune = "item", use_prior: bool = True,
-        competence_precision: float | None = None, difficulty_precision: float | None = None, epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16,
+        competence_precision: float | None = None, difficulty_precision: float | None = None,
+        epochs_per_round: int = 1, num_tags: int = 1, tag_dim: int = 16,
         num_labels: int | None = None, reduction: Reduction = "mean", **pairs: Unpack[PairOptions],
     ) -> None:  # fmt: skip
         super().__init__(
@@ -88,8 +89,7 @@ class PairEM(RoundsObjective):
         )
         check_integer(0, rounds=rounds)
         check_choice(Finetune, finetune=finetune)
-        precisions = {"competence_precision": competence_precision, "difficulty_precision": difficulty_precision}
-        check_amount(**{name: value for name, value in precisions.items() if value is not None})
+        check_amount(competence_precision=competence_precision or 0.0, difficulty_precision=difficulty_precision or 0.0)
         if rounds == 0 and finetune == "none":
             raise ValueError("rounds=0 with finetune='none' leaves nothing to train: give one round or more")
         self.rounds = rounds

@@ -1,4 +1,4 @@
-"""The priors on competence and difficulty of LIA and LIA-ML: their formulas, batches, state, and who is ranked first with it."""
+"""The priors on competence and difficulty of LIA and LIA-ML: formulas, batches, state, who is ranked first."""
 
 from __future__ import annotations
 
