@@ -38,8 +38,8 @@ struct Prior {
   // u of an annotator whose annotations are order[first..last-1].
   CROWDNAL_INLINE T share(const StepScale<T>& scale, const int64_t* order, int64_t first, int64_t last,
                           int64_t annotator) const {
-    T sum = 0;
-    for (int64_t p = first; p < last; ++p) sum += scale.of(order[p]);
+    T sum = scale.weight ? T(0) : scale.scale * static_cast<T>(last - first);
+    for (int64_t p = first; scale.weight && p < last; ++p) sum += scale.of(order[p]);
     return sum / std::max(T(1), labels_given[annotator]);
   }
   // What all runs add, in their order.
