@@ -123,15 +123,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     using T = decltype(zero);
     const bool compact = is_small<T>(shape);
     Tensor each = empty(w, {need_scores ? view.nnz : 0, compact ? padded<T>(shape.rows) : shape.rows});
-    Tensor share = empty(w, {need_shared ? view.nnz : 0, compact ? padded<T>(shape.cols) : shape.cols});
+    MixInput<T> input = a.input<T>();
+    const CommonScores<T> of_all(shared ? nullptr : pointer<T>(given.common), input.scores, view.num_items, shape);
+    if (!shared && given.common) input.shared = of_all.scores.data();
+    const bool through_common = !shared && given.common && need_scores, need_share = need_shared || through_common;
+    Tensor share = empty(w, {need_share ? view.nnz : 0, compact ? padded<T>(shape.cols) : shape.cols});
     const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
     const StepOut<T> out{output<T>(nll), need_scores ? output<T>(each) : nullptr,
-                         need_shared ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
+                         need_share ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
                          need_confusion ? output<T>(dconfusion) : nullptr};
     Prior<T> rows(given, shape, 1, static_cast<int64_t>(a.index.runs.size()) - 1);
-    step<T>(a.input<T>(), {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out, rows);
+    step<T>(input, {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out, rows);
     if (need_scores) sum_each(pointer<T>(each), compact, view, shape.rows, output<T>(dscores));
     if (need_shared) sum_each(pointer<T>(share), compact, view, shape.cols, output<T>(dshared));
+    if (through_common) {
+      std::vector<T> grad(view.num_items * shape.cols);
+      sum_each(pointer<T>(share), compact, view, shape.cols, grad.data());
+      of_all.add_gradient(grad.data(), output<T>(dscores));
+    }
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(a.weight), view.nnz);
     *output<T>(loss) = (mean ? total / count : total) + rows.total();
   });

@@ -45,6 +45,17 @@ def test_first_gradients_equal_autograd_of_the_reference(name: str, problem: Pro
         op_checks.check_first_gradients(*both, args)
 
 
+@fast
+@given(problem=problems(max_matrices=60_000))
+def test_what_is_common_takes_the_place_of_a_shared_term(problem: Problem) -> None:
+    args = arguments(problem, "softmax_link_step")[5]
+    args = op_checks.changed("softmax_link_step", args, scores=lambda t: t.softmax(1), shared=lambda _: None)
+    op_checks.check_values(ops.softmax_link_step, reference.softmax_link_step, args)
+    op_checks.check_float_error(ops.softmax_link_step, reference.softmax_link_step, args)
+    op_checks.check_layouts(ops.softmax_link_step, args)
+    op_checks.check_bitwise(ops.softmax_link_step, to_float(args))
+
+
 @pytest.mark.parametrize("labels", [3, 20])
 @pytest.mark.parametrize("per_item", [2, 40])  # fewer and more annotations of an annotator than labels
 @pytest.mark.parametrize("kind", [reference.SOFTMAX, reference.SOFTPLUS])

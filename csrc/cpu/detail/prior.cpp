@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/detail/runs.h"
+
 namespace crowdnal::cpu {
 
 PriorArguments check_prior(OptionalTensor prior, OptionalTensor common, OptionalTensor labels_given, const Tensor& like,
@@ -99,7 +101,64 @@ CROWDNAL_CLONES T prior_of_normalized(const Prior<T>& prior, const T* matrix, co
   return u * sum_of<T>(each);
 }
 
+namespace {
+
+// scores = log(sums), sums = p chances, for the items begin..end-1
+template <class T>
+CROWDNAL_CLONES void common_scores(const T* p, const T* chances, int64_t begin, int64_t end, const Shape& shape,
+                                   T* sums, T* scores) {
+  for (int64_t first = begin; first < end; first += kGroup) {
+    const int64_t count = std::min(kGroup, end - first);
+    const T* from[kGroup];
+    T* to[kGroup];
+    for (int64_t j = 0; j < count; ++j) {
+      from[j] = p + (first + j) * shape.rows;
+      to[j] = sums + (first + j) * shape.cols;
+    }
+    mix_group(from, chances, to, count, shape.rows, shape.cols);
+  }
+  for (int64_t e = begin * shape.cols; e < end * shape.cols; ++e) scores[e] = fast_log(sums[e]);
+}
+
+template <class T>
+CROWDNAL_CLONES void common_gradient(T* grad, const T* chances, const T* sums, int64_t begin, int64_t end,
+                                     const Shape& shape, T* to) {
+  for (int64_t e = begin * shape.cols; e < end * shape.cols; ++e) grad[e] /= sums[e];
+  std::vector<T> rows(kGroup * shape.rows);
+  for (int64_t first = begin; first < end; first += kGroup) {
+    const int64_t count = std::min(kGroup, end - first);
+    const T* from[kGroup];
+    T* each[kGroup];
+    for (int64_t j = 0; j < count; ++j) {
+      from[j] = grad + (first + j) * shape.cols;
+      each[j] = rows.data() + j * shape.rows;
+    }
+    matrix_group(chances, from, each, count, shape.rows, shape.cols);
+    for (int64_t e = 0; e < count * shape.rows; ++e) to[first * shape.rows + e] += rows[e];
+  }
+}
+
+}  // namespace
+
+template <class T>
+CommonScores<T>::CommonScores(const T* common, const T* p, int64_t num_items, const Shape& shape)
+    : shape(shape), num_items(common ? num_items : 0), chances(common ? shape.matrix() : 0),
+      sums(this->num_items * shape.cols), scores(sums.size()) {
+  for (size_t e = 0; e < chances.size(); ++e) chances[e] = std::exp(common[e]);
+  parallel_for(0, this->num_items, tasks_per_thread(shape.matrix()), [&](int64_t begin, int64_t end) {
+    common_scores(p, chances.data(), begin, end, shape, sums.data(), scores.data());
+  });
+}
+
+template <class T>
+void CommonScores<T>::add_gradient(T* grad, T* to) const {
+  parallel_for(0, num_items, tasks_per_thread(shape.matrix()), [&](int64_t begin, int64_t end) {
+    common_gradient(grad, chances.data(), sums.data(), begin, end, shape, to);
+  });
+}
+
 #define CROWDNAL_INSTANTIATE(T)                                                                                     \
+  template struct CommonScores<T>;                                                                                  \
   template Prior<T>::Prior(const PriorArguments&, const Shape&, int, int64_t);                                      \
   template T prior_of_large<T>(const Prior<T>&, const T*, T, T*, T*);                                               \
   template T prior_of_normalized<T>(const Prior<T>&, const T*, const T*, const std::vector<T>&, const T*, const T*, \

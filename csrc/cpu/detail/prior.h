@@ -108,4 +108,16 @@ template <class T>
 T prior_of_normalized(const Prior<T>& prior, const T* matrix, const T* norm, const std::vector<T>& apart,
                       const T* values, const T* slopes, Normalization kind, T u, T* grad);
 
+// Scores log(p exp(common)) of what is common to all annotators, for probabilities p [B, rows].
+template <class T>
+struct CommonScores {
+  const Shape& shape;
+  int64_t num_items;
+  std::vector<T> chances, sums, scores;  // exp(common) [rows, cols]; p exp(common) and the result, [B, cols]
+
+  CommonScores(const T* common, const T* p, int64_t num_items, const Shape& shape);
+  // to [B, rows] += the gradient for p, of grad [B, cols] for the scores, which is overwritten.
+  void add_gradient(T* grad, T* to) const;
+};
+
 }  // namespace crowdnal::cpu
