@@ -59,7 +59,9 @@ def is_one(flag: Tensor) -> bool:
     """Whether it is known to be 1: nothing waits for a device, and what is traced or batched may be anything."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return type(flag) is Tensor and flag.device.type == "cpu" and not flag.requires_grad and flag.numpy() == 1
+    if type(flag) is not Tensor or flag.device.type != "cpu" or flag.dtype not in (torch.float32, torch.float64):
+        return False
+    return not flag.requires_grad and bool(flag.numpy() == 1)
 
 
 def prior_parts(
