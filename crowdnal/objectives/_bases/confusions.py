@@ -147,7 +147,8 @@ class ConfusionObjective(Objective):
     def _loss(self, batch: Batch) -> Tensor:
         if self.crowd is None or self.labels is None or self.informed is None or batch.reduction == "none":
             return super()._loss(batch)
-        prior = DirichletPrior(self.informed * self.crowd, self.labels)
+        counts = self.crowd if is_one(self.informed) else self.informed * self.crowd
+        prior = DirichletPrior(counts, self.labels)
         one_pass = self.fuses_prior and isinstance(self.annotators, (FreeConfusion, NormalizedConfusion))
         if one_pass and self.cross_entropy.plain:
             return self._nll_and_prior(batch, prior)
