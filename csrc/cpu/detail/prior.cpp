@@ -16,6 +16,32 @@ PriorArguments check_prior(OptionalTensor prior, OptionalTensor common, Optional
   return {prior, common, labels_given};
 }
 
+namespace {
+
+// The tables of a prior, see there; `common` [rows, cols] or null. What is not written stays as it is.
+template <class T>
+CROWDNAL_CLONES void fill_tables(const T* given, const T* common, int along, Prior<T>& to) {
+  constexpr int64_t L = kLanes<T>;
+  const int64_t cols = to.cols, size = to.rows * cols;
+  for (int64_t c = 0; c < to.rows; ++c) {
+    for (int64_t k = 0; k < cols; ++k) to.strength[along == 1 ? c : k] += given[c * cols + k];
+  }
+  for (int64_t c = 0; c < to.rows; ++c) {
+    for (int64_t k = 0; k < cols; k += L) {
+      const int64_t e = c * cols + k, table = c * to.width + k;
+      const Bits<T> here = first_lanes<T>(cols - k);
+      const Vec<T> none = Vec<T>{}, counts = only<T>(load_some(given + e, size - e), here);
+      const Vec<T> total = along == 1 ? broadcast(to.strength[c]) : load(to.strength.data() + k);
+      const Vec<T> own = common ? only<T>(load_some(common + e, size - e), here) : none;
+      store(to.counts.data() + table, counts);
+      store(to.constant.data() + table, counts == none ? none : fast_log(counts / total) - own);
+      if (along == 1) store_some(to.common.data() + table, own, cols - k);
+    }
+  }
+}
+
+}  // namespace
+
 template <class T>
 Prior<T>::Prior(const PriorArguments& arguments, const Shape& shape, int along, int64_t runs)
     : rows(shape.rows), cols(shape.cols), width(padded<T>(shape.cols)) {
@@ -29,15 +55,7 @@ Prior<T>::Prior(const PriorArguments& arguments, const Shape& shape, int along, 
   strength.resize(padded<T>(along == 1 ? rows : cols));
   if (along == 1) common.assign(rows * width, -std::numeric_limits<T>::infinity());
   value.resize(runs);
-  for (int64_t e = 0; e < rows * cols; ++e) strength[along == 1 ? e / cols : e % cols] += given[e];
-  for (int64_t c = 0; c < rows; ++c) {
-    for (int64_t k = 0; k < cols; ++k) {
-      const T count = given[c * cols + k], own = shared ? shared[c * cols + k] : T(0);
-      counts[c * width + k] = count;
-      if (count != T(0)) constant[c * width + k] = std::log(count / strength[along == 1 ? c : k]) - own;
-      if (along == 1) common[c * width + k] = own;
-    }
-  }
+  fill_tables(given, shared, along, *this);
 }
 
 template <class T>
