@@ -104,9 +104,11 @@ class FreeConfusion(nn.Module):
 
         With a prior and without ``shared``, scores of what is common are added.
         """
+        if prior is not None:
+            prior = DirichletPrior(prior.counts, prior.labels_given, self.common)
         return crowd_cross_entropy(
             probs, self.weight, annotations, weight=weight, reduction=reduction, shared=shared, mixing=mixing,
-            sparse_grad=self.sparse_grad, prior=None if prior is None else prior._replace(common=self.common),
+            sparse_grad=self.sparse_grad, prior=prior,
         )  # fmt: skip
 
     def distances(self, common: Tensor, annotators: Tensor | None = None) -> Tensor:

@@ -235,8 +235,7 @@ def _like(prior: DirichletPrior | None, dtype: torch.dtype) -> DirichletPrior | 
     """In the dtype that is computed in, and without gradients."""
     if prior is None:
         return None
-    counts, labels_given, common = prior
-    return DirichletPrior(_constant(counts, dtype), _constant(labels_given, dtype), _constant(common, dtype))
+    return DirichletPrior._make(_constant(part, dtype) for part in prior)
 
 
 def _constant(tensor: Tensor | None, dtype: torch.dtype) -> Any:
