@@ -100,10 +100,15 @@ class FreeConfusion(nn.Module):
         mixing: Tensor | None = None,
         prior: DirichletPrior | None = None,
     ) -> Tensor:
-        """:func:`crowdnal.functional.crowd_cross_entropy` through these matrices; the prior is of what is shown."""
+        """:func:`crowdnal.functional.crowd_cross_entropy` through these matrices; the prior is of what is shown.
+
+        With a prior and without ``shared``, scores of what is common are added.
+        """
+        if prior is not None:
+            prior = DirichletPrior(prior.counts, prior.labels_given, self.common)
         return crowd_cross_entropy(
             probs, self.weight, annotations, weight=weight, reduction=reduction, shared=shared, mixing=mixing,
-            sparse_grad=self.sparse_grad, prior=None if prior is None else prior._replace(common=self.common),
+            sparse_grad=self.sparse_grad, prior=prior,
         )  # fmt: skip
 
     def distances(self, common: Tensor, annotators: Tensor | None = None) -> Tensor:
@@ -136,7 +141,7 @@ class FreeConfusion(nn.Module):
 
 def shared_scores(probs: Tensor, common: Tensor) -> Tensor:
     """``log(p exp(common))`` ``[B, K]``: of labels that come from confusions ``[C, K]`` given as logarithms."""
-    return (probs @ common.to(probs.dtype).exp()).log()
+    return reference.common_scores(probs, common.to(probs.dtype))
 
 
 class VectorConfusion(nn.Module):

@@ -23,6 +23,10 @@ from crowdnal.functional.prior import DirichletPrior
 from crowdnal.functional.reduction import Reduction, reduction_weights
 from crowdnal.functional.segments import annotation_weight
 from crowdnal.functional.sparse import compact
+from crowdnal.reference import common_scores
+
+SMALL = 32
+"""Classes up to which what annotators have in common is cheaper in the op of a step than as a product before it."""
 
 __all__ = ["DirichletPrior", "crowd_cross_entropy", "crowd_marginal_nll", "crowd_mixture_nll", "crowd_posterior"]
 
@@ -60,7 +64,8 @@ def crowd_cross_entropy(
             the number of annotated items: 1/N sum_i sum_r, as CoNAL, CCC and Tanno et al. print or code it).
         sparse_grad: the gradient of confusion is a sparse tensor of the matrices that the batch touched, so that time
             and memory of a step do not depend on R; for `torch.optim.SparseAdam` or SGD. Not under `torch.compile`.
-        prior: of the rows softmax(W_r + common), added to the loss; not with "none".
+        prior: of the rows softmax(W_r + common), added to the loss; not with "none". If it has something `common`, the
+            scores are probabilities, and `shared` is log(scores exp(common)) where it is not given.
 
     Returns:
         [] or [nnz], float32 at least. Without annotations: 0, with zero gradients.
@@ -82,6 +87,9 @@ def crowd_cross_entropy(
         prior = prior._replace(labels_given=prior.labels_given[annotations.active_annotators])
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     confusion, scores, shared, mixing = promote_beside(confusion, scores, shared, mixing)
+    if prior is not None and prior.common is not None and shared is None:
+        if scores.device.type != "cpu" or max(prior.common.shape) > SMALL:
+            shared = common_scores(scores, _constant(prior.common, scores.dtype))
     weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
     each = reduction == "none"
     inside = None if each else weight
@@ -227,8 +235,7 @@ def _like(prior: DirichletPrior | None, dtype: torch.dtype) -> DirichletPrior | 
     """In the dtype that is computed in, and without gradients."""
     if prior is None:
         return None
-    counts, labels_given, common = prior
-    return DirichletPrior(_constant(counts, dtype), _constant(labels_given, dtype), _constant(common, dtype))
+    return DirichletPrior._make(_constant(part, dtype) for part in prior)
 
 
 def _constant(tensor: Tensor | None, dtype: torch.dtype) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from crowdnal import reference
 from crowdnal.functional.segments import distinct, scatter_rows
 
-__all__ = ["DirichletPrior", "PriorParts", "prior_parts"]
+__all__ = ["DirichletPrior", "PriorParts", "is_one", "prior_parts"]
 
 
 class DirichletPrior(NamedTuple):
@@ -23,7 +24,8 @@ class DirichletPrior(NamedTuple):
     Attributes:
         counts: ``[C, K]`` pseudo-counts, 0 or more.
         labels_given: ``[R]`` how many labels each annotator gave in all.
-        common: ``[C, K]``, what is added to a matrix of the softmax link before the softmax of its rows; None = 0.
+        common: ``[C, K]``, of the softmax link: logarithms of what all annotators have in common, added to a matrix
+            before the softmax of its rows; None = 0.
     """
 
     counts: Tensor
@@ -51,6 +53,15 @@ class PriorParts(NamedTuple):
     def loss(self) -> Tensor:
         """[]: what is added."""
         return (self.share * self.distance).sum()
+
+
+def is_one(flag: Tensor) -> bool:
+    """Whether it is known to be 1: nothing waits for a device, and what is traced or batched may be anything."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if type(flag) is not Tensor or flag.device.type != "cpu" or flag.dtype not in (torch.float32, torch.float64):
+        return False
+    return not flag.requires_grad and bool(flag.numpy() == 1)
 
 
 def prior_parts(

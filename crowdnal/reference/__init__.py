@@ -33,7 +33,13 @@ from crowdnal.reference._normalization import (
     log_confusion_vjp_jvp,
 )
 from crowdnal.reference._pair_confusion import add_observed, observed, pair_confusion, pair_confusion_backward
-from crowdnal.reference._prior import prior_distance, softmax_rows, softmax_rows_vjp
+from crowdnal.reference._prior import (
+    common_scores,
+    common_scores_vjp,
+    prior_distance,
+    softmax_rows,
+    softmax_rows_vjp,
+)
 from crowdnal.reference._softmax_link import (
     blend,
     cross_entropy,
@@ -52,6 +58,8 @@ __all__ = [
     "activation_grad",
     "blend",
     "add_observed",
+    "common_scores",
+    "common_scores_vjp",
     "compute_dtype",
     "label_counts",
     "cross_entropy",

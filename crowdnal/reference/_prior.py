@@ -23,6 +23,17 @@ def softmax_rows_vjp(confusion: Tensor, common: Tensor | None, grad: Tensor) -> 
     return grad - softmax_rows(confusion, common).exp() * grad.sum(2, keepdim=True)
 
 
+def common_scores(scores: Tensor, common: Tensor) -> Tensor:
+    """log(scores exp(common)) [B, K], for probabilities [B, C]: of labels that come from what is `common` to all."""
+    return (scores @ common.exp()).log()
+
+
+def common_scores_vjp(scores: Tensor, common: Tensor, grad: Tensor) -> Tensor:
+    """Gradient for the scores from `grad` [B, K] for `common_scores`."""
+    chances = common.exp()
+    return (grad / (scores @ chances)) @ chances.t()
+
+
 def prior_distance(log_rows: Tensor, prior: Tensor, dim: int) -> Tensor:
     """[R]: sum of prior (log mean - log_rows), log_rows [R, *, *], prior [*, *] with its distributions along `dim`."""
     total = prior.sum(dim, keepdim=True)

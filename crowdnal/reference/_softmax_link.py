@@ -7,7 +7,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from crowdnal.reference._mix import mix, mix_annotators, mix_items
-from crowdnal.reference._prior import prior_distance, softmax_rows, softmax_rows_vjp
+from crowdnal.reference._prior import (
+    common_scores,
+    common_scores_vjp,
+    prior_distance,
+    softmax_rows,
+    softmax_rows_vjp,
+)
 from crowdnal.reference._terms import reduce, upstream
 
 
@@ -115,15 +121,22 @@ def softmax_link_step(
     """`softmax_link` without probs, and its `softmax_link_backward` for a grad_loss of 1: a step's two ops as one.
 
     With a prior [C, K] loss and gradient are also those of the matrices' rows, see `_prior`: softmax(W_r + common), of
-    annotators who gave `labels_given` [R].
+    annotators who gave `labels_given` [R]. On the CPU what is `common` takes the place of `shared` if that is None, for
+    scores that are probabilities.
     """
+    of_all = common if shared is None else None
+    if of_all is not None:
+        shared = common_scores(scores, of_all)
     inputs = (scores, confusion, shared, mixing, weight, indptr, item, annotator, order, plan, label)
     loss, nll, probs = softmax_link(*inputs, mean)
-    needs = (need_scores, need_confusion, need_shared, need_mixing)
+    needs = (need_scores, need_confusion, need_shared or of_all is not None, need_mixing)
     gradients = softmax_link_backward(torch.ones_like(loss), None, *inputs, probs, mean, *needs)
-    if prior is None or labels_given is None:
-        return loss, nll, *gradients
     dscores, dconfusion, dshared, dmixing = gradients
+    if of_all is not None:
+        dscores = dscores + common_scores_vjp(scores, of_all, dshared) if need_scores else dscores
+        dshared = dshared[:0]
+    if prior is None or labels_given is None:
+        return loss, nll, dscores, dconfusion, dshared, dmixing
     u = upstream(torch.ones_like(loss), None, weight, nll, mean)
     u = torch.zeros_like(labels_given).index_add(0, annotator, u) / labels_given.clamp(min=1)
     loss = loss + (u * prior_distance(softmax_rows(confusion, common), prior, 1)).sum()

@@ -85,6 +85,8 @@ struct LargeStep {
   }
 };
 
+constexpr int64_t kKeptRows = 1 << 20;  // numbers that stay with a thread from step to step, at most
+
 template <class T>
 void step(const MixInput<T>& in, const StepScale<T>& scale, const Index& index, const Runs& runs, const Shape& shape,
           const StepOut<T>& out, Prior<T>& prior) {
@@ -123,15 +125,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> softmax_link_step_op(
     using T = decltype(zero);
     const bool compact = is_small<T>(shape);
     Tensor each = empty(w, {need_scores ? view.nnz : 0, compact ? padded<T>(shape.rows) : shape.rows});
-    Tensor share = empty(w, {need_shared ? view.nnz : 0, compact ? padded<T>(shape.cols) : shape.cols});
+    MixInput<T> input = a.input<T>();
+    const CommonScores<T> of_all(shared ? nullptr : pointer<T>(given.common), input.scores, view.num_items, shape);
+    if (!shared && given.common) input.shared = of_all.scores.data();
+    const bool through_common = !shared && given.common && need_scores;
+    const int64_t share_width = compact ? padded<T>(shape.cols) : shape.cols;
+    Tensor share = empty(w, {need_shared ? view.nnz : 0, share_width});
+    thread_local std::vector<T> kept;  // fresh pages at every step would cost more than what is done with them
+    std::vector<T> own;
+    const int64_t share_size = through_common ? view.nnz * share_width : 0;
+    std::vector<T>& room = share_size <= kKeptRows ? kept : own;
+    if (static_cast<int64_t>(room.size()) < share_size) room.resize(share_size);
+    T* shares = need_shared ? output<T>(share) : through_common ? room.data() : nullptr;
     const T count = static_cast<T>(mean ? std::max<int64_t>(1, view.nnz) : 1);
-    const StepOut<T> out{output<T>(nll), need_scores ? output<T>(each) : nullptr,
-                         need_shared ? output<T>(share) : nullptr, need_mixing ? output<T>(dmixing) : nullptr,
-                         need_confusion ? output<T>(dconfusion) : nullptr};
+    const StepOut<T> out{output<T>(nll), need_scores ? output<T>(each) : nullptr, shares,
+                         need_mixing ? output<T>(dmixing) : nullptr, need_confusion ? output<T>(dconfusion) : nullptr};
     Prior<T> rows(given, shape, 1, static_cast<int64_t>(a.index.runs.size()) - 1);
-    step<T>(a.input<T>(), {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out, rows);
+    step<T>(input, {pointer<T>(a.weight), T(1) / count}, view, a.index.runs, shape, out, rows);
     if (need_scores) sum_each(pointer<T>(each), compact, view, shape.rows, output<T>(dscores));
     if (need_shared) sum_each(pointer<T>(share), compact, view, shape.cols, output<T>(dshared));
+    if (through_common) {
+      std::vector<T> grad(view.num_items * shape.cols);
+      sum_each<T>(shares, compact, view, shape.cols, grad.data());
+      of_all.add_gradient(grad.data(), output<T>(dscores));
+    }
     const T total = weighted_sum(pointer<T>(nll), pointer<T>(a.weight), view.nnz);
     *output<T>(loss) = (mean ? total / count : total) + rows.total();
   });

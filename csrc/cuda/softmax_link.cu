@@ -140,6 +140,7 @@ Tensors6 softmax_link_step_op(const Tensor& scores, const Tensor& confusion, Opt
                               const Tensor& annotator, const Tensor& order, OptionalTensor plan, const Tensor& label,
                               OptionalTensor prior, OptionalTensor common, OptionalTensor labels_given, bool mean,
                               bool need_scores, bool need_confusion, bool need_shared, bool need_mixing) {
+  STD_TORCH_CHECK(shared || !common, "crowdnal: common needs shared on CUDA");
   Tensors6 out = link_and_gradients(scores, confusion, shared, mixing, weight, indptr, item, annotator, order, plan,
                                     label, mean, need_scores, need_confusion, need_shared, need_mixing);
   add_prior({prior, common, labels_given}, confusion, std::nullopt, weight, indptr, item, annotator, order, plan, mean,

@@ -129,3 +129,61 @@ def test_without_a_prior_it_is_the_papers() -> None:
         assert other.crowd is None and torch.equal(other.confusion().argmax(2), torch.arange(C).expand(R, C))
     with pytest.raises(ValueError, match=r"\[C, K\]"):
         objectives.create("crowd-layer", num_classes=C, num_annotators=R, confusion_prior=torch.ones(R, C, C))
+
+
+ONE_PASS: list[tuple[str, dict[str, Any]]] = [
+    ("crowd-layer", {}),
+    ("crowd-layer", {"reduction": "per_item", "class_weight": [1.0, 2.0, 0.5]}),
+    ("crowd-layer", {"groups": [0, 0, 1, 1, 1, 2]}),
+    ("crowd-layer", {"sparse_grad": True}),
+    ("crowd-layer", {"label_smoothing": 0.1}),
+    ("trace", {}),
+    ("trace", {"normalization": "softmax", "reduction": "sum"}),
+    ("geocrowdnet", {"reduction": "item_mean"}),
+    ("single-confusion", {"penalty_weight": 0.0, "focal": 1.0}),
+    ("conal", {}),
+    ("conal", {"mixing": "probabilities"}),
+]
+
+
+@pytest.mark.parametrize("per_item", [3, 1])
+@pytest.mark.parametrize(("name", "options"), ONE_PASS)
+def test_one_pass_is_the_likelihood_and_the_prior_alone(
+    name: str, options: dict[str, Any], per_item: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where single labels tell nothing of annotators."""
+    a = crowd(per_item)
+    objective = begun(name, a, confusion_prior=4.0, **options)
+    with torch.no_grad():
+        for parameter in objective.annotators.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).double()
+    assert objective.fuses_prior
+    found = []
+    for fused in (True, False):
+        monkeypatch.setattr(type(objective), "fuses_prior", fused)
+        objective.zero_grad(set_to_none=True)
+        logits, features = (x.requires_grad_() for x in inputs())
+        loss = objective(logits, a, features)
+        loss.backward()
+        gradients = [p.grad for p in objective.parameters() if p.grad is not None]
+        found.append([loss.detach(), logits.grad, *(g.to_dense() if g.is_sparse else g for g in gradients)])
+    assert len(found[0]) == len(found[1]) > 2
+    for ours, wanted in zip(*found, strict=True):
+        assert_close(ours, wanted)
+
+
+def test_a_likelihood_of_ones_own_has_the_prior_added() -> None:
+    class Halved(objectives.CrowdLayer):
+        def _nll(self, batch: Any) -> Tensor:
+            return super()._nll(batch) / 2
+
+    a, (logits, _) = crowd(), inputs()
+    assert not Halved.fuses_prior and objectives.CrowdLayer.fuses_prior
+    own, whole = (kind(C, R, confusion_prior=4.0) for kind in (Halved, objectives.CrowdLayer))
+    for objective in (own, whole):
+        objective.on_train_start(a)
+        objective.double()
+        with torch.no_grad():
+            objective.annotators.weight.copy_(torch.arange(R * C * C).sin().reshape(R, C, C))  # type: ignore[union-attr]
+    likelihood = -whole.log_likelihood(logits, a).mean()
+    assert_close(own(logits, a), whole(logits, a) - likelihood / 2)

@@ -45,6 +45,29 @@ def test_first_gradients_equal_autograd_of_the_reference(name: str, problem: Pro
         op_checks.check_first_gradients(*both, args)
 
 
+@fast
+@given(problem=problems(max_matrices=60_000))
+def test_what_is_common_takes_the_place_of_a_shared_term(problem: Problem) -> None:
+    args = arguments(problem, "softmax_link_step")[5]
+    args = op_checks.changed("softmax_link_step", args, scores=lambda t: t.softmax(1), shared=lambda _: None)
+    op_checks.check_values(ops.softmax_link_step, reference.softmax_link_step, args)
+    op_checks.check_float_error(ops.softmax_link_step, reference.softmax_link_step, args)
+    op_checks.check_layouts(ops.softmax_link_step, args)
+    op_checks.check_bitwise(ops.softmax_link_step, to_float(args))
+
+
+@pytest.mark.parametrize("sizes", [(9, 4, 5, 5, 4), (9, 4, 20, 17, 4), (9, 4, 3, 40, 4)])
+def test_a_prior_of_rows_far_apart(sizes: tuple[int, ...]) -> None:
+    """Whose exponentials over- and underflow."""
+    for scale in (100.0, 1e4):
+        args = arguments(make_problem(*sizes, seed=4, scale=scale), "softmax_link_step")[5]
+        op_checks.check_values(ops.softmax_link_step, reference.softmax_link_step, args)
+        out = ops.softmax_link_step(*to_float(args))
+        wanted = reference.softmax_link_step(*args)
+        assert_close(out[0].double(), wanted[0], rtol=1e-5)
+        assert_close(out[3].double(), wanted[3], rtol=1e-3, atol=1e-3 * float(wanted[3].abs().max()))
+
+
 @pytest.mark.parametrize("labels", [3, 20])
 @pytest.mark.parametrize("per_item", [2, 40])  # fewer and more annotations of an annotator than labels
 @pytest.mark.parametrize("kind", [reference.SOFTMAX, reference.SOFTPLUS])

@@ -64,44 +64,15 @@ def _softmax(p: Problem, name: str, kind: int) -> list[Arguments]:
         return [*plain, (p.scores, p.confusion, p.shared, p.mixing, p.weight, *index, label, True)]
     if name == "softmax_link_step":
         rest, (counts, common, given) = (*index, label), p.prior()
-        without = None, None, None
+        without, prior, of_rows = (None,) * 3, (counts, common, given), (counts, None, given)
+        own, every = (p.scores, p.confusion), (p.scores, p.confusion, p.shared, p.mixing)
         return [
-            (p.scores, p.confusion, None, None, None, *rest, *without, True, True, True, False, False),
-            (p.scores, p.confusion, p.shared, None, p.weight, *rest, *without, False, True, False, True, False),
-            (p.scores, p.confusion, p.shared, p.mixing, p.weight, *rest, *without, True, True, True, True, True),
-            (
-                p.scores,
-                p.confusion,
-                p.shared,
-                p.mixing,
-                None,
-                *rest,
-                counts,
-                None,
-                given,
-                False,
-                False,
-                True,
-                False,
-                True,
-            ),
-            (
-                p.scores,
-                p.confusion,
-                p.shared,
-                None,
-                None,
-                *rest,
-                counts,
-                common,
-                given,
-                True,
-                False,
-                False,
-                False,
-                False,
-            ),
-            (p.scores, p.confusion, None, None, p.weight, *rest, counts, common, given, True, True, True, False, False),
+            (*own, None, None, None, *rest, *without, True, True, True, False, False),
+            (*own, p.shared, None, p.weight, *rest, *without, False, True, False, True, False),
+            (*every, p.weight, *rest, *without, True, True, True, True, True),
+            (*every, None, *rest, *of_rows, False, False, True, False, True),
+            (*own, p.shared, None, None, *rest, *prior, True, False, False, False, False),
+            (*own, p.shared, None, p.weight, *rest, *prior, True, True, True, False, False),
         ]
     probs = reference.softmax_link(p.scores, p.confusion, p.shared, None, None, *index, label, True)[2]
     inputs = p.scores, p.confusion, p.shared

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from crowdnal import reference
 from crowdnal.functional._autograd._function import OpFunction, VmapBatch, add
 from crowdnal.functional._autograd._prior import PlainPrior
-from crowdnal.functional.prior import DirichletPrior
+from crowdnal.functional.prior import DirichletPrior, is_one
 
 
 class StepFunction(OpFunction):
@@ -67,7 +67,7 @@ class StepFunction(OpFunction):
         ready, ctx.gradients = ctx.gradients, None
         if ready is None:
             ready = cls.op(*cls.kept(ctx)[0])[2:]
-        if not _is_one(grad_loss):
+        if not is_one(grad_loss):
             ready = [gradient.mul_(grad_loss) for gradient in ready]
         for place, gradient in zip(cls.places, ready, strict=True):
             if need[place]:
@@ -79,7 +79,11 @@ class StepFunction(OpFunction):
 
     @classmethod
     def _by_two_ops(cls, ctx: Any, *upstreams: Tensor | None) -> Any:
-        (arguments, _), need = cls.kept(ctx), cls.needs(ctx)
+        return cls.op.gradients(**cls._of_two_ops(cls.kept(ctx)[0], cls.needs(ctx), *upstreams))
+
+    @classmethod
+    def _of_two_ops(cls, arguments: Any, need: Any, *upstreams: Tensor | None) -> dict[str, Tensor | None]:
+        """Gradients by name."""
         names = cls.link.op.arguments._fields
         inputs = [getattr(arguments, name) for name in names]
         kept, outputs = _Kept(tuple(getattr(need, name) for name in names)), cls.link.run(*inputs)
@@ -90,7 +94,12 @@ class StepFunction(OpFunction):
             confusion, weight = cls.prior.gradients(arguments, upstreams[0], need_weight=need.weight)
             found["confusion"] = add(found["confusion"], confusion) if need.confusion else None
             found["weight"] = add(found["weight"], weight)
-        return cls.op.gradients(**found)
+        return found
+
+    @classmethod
+    def explicit(cls, arguments: Any) -> Any:
+        """The arguments, with all that the link needs."""
+        return arguments
 
     @classmethod
     def _without_prior(cls, ctx: Any) -> bool:
@@ -112,27 +121,27 @@ class StepLoss:
 
     def __init__(self, step: type[StepFunction], on_cuda: Callable[[Sequence[Any]], bool] | None = None) -> None:
         self.on_cuda = on_cuda  # whether it is of use there; compiled steps take the two ops
-        self.step, self.link, self.prior = step.op, step.link.op, step.prior
+        self.step, self.link, self.prior, self.explicit = step.op, step.link.op, step.prior, step.explicit
         self.places, self.weight, self.weighs_nll = step.places, step.weight, step.weighs_nll
         self.tensors = step.link.op.num_tensors
-        self.of_prior = step.op.arguments._fields[self.tensors : step.op.num_tensors]
+        of_prior = step.op.arguments._fields[self.tensors : step.op.num_tensors]
+        parts = ("prior", *DirichletPrior._fields[1:])  # as the op calls them
+        self.of_prior = [parts.index(name) for name in of_prior]
 
     def __call__(self, *inputs: Any, prior: DirichletPrior | None = None) -> Tensor:
         """Of the arguments of the link, and of a prior whose sizes are as the op takes them."""
         tensors, rest = inputs[: self.tensors], inputs[self.tensors :]
-        named = {} if prior is None else {"prior": prior.counts, **prior._asdict()}
-        given = [named.get(name) for name in self.of_prior]
+        given = [None if prior is None else prior[part] for part in self.of_prior]
         if self._is_of_use(inputs) and _records_only():
             needed = [(tensor := inputs[place]) is not None and tensor.requires_grad for place in self.places]
             weight = inputs[self.weight]
             weighs = self.weighs_nll and prior is None
             if any(needed) and (weighs or weight is None or not weight.requires_grad):
                 return self.step(*tensors, *given, *rest, *needed)[0]
-        loss = self.link(*inputs)[0]
         if prior is None or self.prior is None:
-            return loss
-        arguments = self.step.arguments(*tensors, *given, *rest, *(False,) * len(self.places))
-        return loss + self.prior.loss(arguments)
+            return self.link(*inputs)[0]
+        arguments = self.explicit(self.step.arguments(*tensors, *given, *rest, *(False,) * len(self.places)))
+        return self.link(*arguments[: self.tensors], *rest)[0] + self.prior.loss(arguments)
 
     def _is_of_use(self, inputs: Sequence[Any]) -> bool:
         if not inputs[0].is_cuda:
@@ -170,8 +179,3 @@ def _is_last(upstream: Tensor) -> bool:
     func = torch._C._functorch
     others = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
     return not others and not func.is_legacy_batchedtensor(upstream)
-
-
-def _is_one(upstream: Tensor) -> bool:
-    """Whether it is known to be 1: nothing waits for a device, and what is traced may be anything."""
-    return type(upstream) is Tensor and upstream.device.type == "cpu" and upstream.numpy() == 1

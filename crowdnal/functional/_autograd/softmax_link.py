@@ -174,6 +174,25 @@ class SoftmaxStep(StepFunction):
         dim=1,
     )
 
+    @classmethod
+    def explicit(cls, arguments: Any) -> Any:
+        """With the shared term that what is common stands for."""
+        a = arguments
+        if a.shared is not None or a.common is None:
+            return a
+        return a._replace(shared=reference.common_scores(a.scores, a.common))
+
+    @classmethod
+    def _of_two_ops(cls, arguments: Any, need: Any, *upstreams: Tensor | None) -> dict[str, Tensor | None]:
+        a, whole = arguments, cls.explicit(arguments)
+        if whole is a:
+            return super()._of_two_ops(a, need, *upstreams)
+        found = super()._of_two_ops(whole, need._replace(shared=need.scores), *upstreams)
+        shared = found.pop("shared")
+        if need.scores and shared is not None:
+            found["scores"] = add(found["scores"], reference.common_scores_vjp(a.scores, a.common, shared))
+        return found
+
 
 def _is_worth_scaling(inputs: Sequence[Any]) -> bool:
     """Whether gradients made with the loss gain on CUDA, where a backward pass scales them by what no host knows.

@@ -25,7 +25,7 @@ from crowdnal.confusion import (
     shared_scores,
 )
 from crowdnal.data import Annotations, as_annotations
-from crowdnal.functional.prior import DirichletPrior, prior_parts
+from crowdnal.functional.prior import DirichletPrior, is_one, prior_parts
 from crowdnal.functional.reduction import reduction_weights
 from crowdnal.functional.segments import distinct, gather_rows, labels_given
 from crowdnal.objectives._bases.base import Objective, ObjectiveOptions, Predict
@@ -151,7 +151,8 @@ class ConfusionObjective(Objective):
     def _loss(self, batch: Batch) -> Tensor:
         if self.crowd is None or self.labels is None or self.informed is None or batch.reduction == "none":
             return super()._loss(batch)
-        prior = DirichletPrior(self.informed * self.crowd, self.labels)
+        counts = self.crowd if is_one(self.informed) else self.informed * self.crowd
+        prior = DirichletPrior(counts, self.labels)
         one_pass = self.fuses_prior and isinstance(self.annotators, (FreeConfusion, NormalizedConfusion))
         if one_pass and self.cross_entropy.plain:
             return self._nll_and_prior(batch, prior)
@@ -234,7 +235,11 @@ class SoftmaxObjective(ConfusionObjective):
         return self._reduced(batch)
 
     def _nll_and_prior(self, batch: Batch, prior: DirichletPrior) -> Tensor:
-        return self._reduced(batch, prior=prior)
+        if self.informed is None or not is_one(self.informed):
+            return self._reduced(batch, prior=prior)
+        owners, weight = self._by_matrix(batch.annotations), batch.weight
+        assert isinstance(self.annotators, FreeConfusion)
+        return self.annotators.nll(batch.logits.softmax(-1), owners, weight, batch.reduction, prior=prior)
 
     def _reduced(self, batch: Batch, **prior: Any) -> Tensor:
         p, owners = batch.logits.softmax(-1), self._by_matrix(batch.annotations)

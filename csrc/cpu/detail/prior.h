@@ -38,8 +38,8 @@ struct Prior {
   // u of an annotator whose annotations are order[first..last-1].
   CROWDNAL_INLINE T share(const StepScale<T>& scale, const int64_t* order, int64_t first, int64_t last,
                           int64_t annotator) const {
-    T sum = 0;
-    for (int64_t p = first; p < last; ++p) sum += scale.of(order[p]);
+    T sum = scale.weight ? T(0) : scale.scale * static_cast<T>(last - first);
+    for (int64_t p = first; scale.weight && p < last; ++p) sum += scale.of(order[p]);
     return sum / std::max(T(1), labels_given[annotator]);
   }
   // What all runs add, in their order.
@@ -107,5 +107,17 @@ T prior_of_large(const Prior<T>& prior, const T* matrix, T u, T* grad, T* scratc
 template <class T>
 T prior_of_normalized(const Prior<T>& prior, const T* matrix, const T* norm, const std::vector<T>& apart,
                       const T* values, const T* slopes, Normalization kind, T u, T* grad);
+
+// Scores log(p exp(common)) of what is common to all annotators, for probabilities p [B, rows].
+template <class T>
+struct CommonScores {
+  const Shape& shape;
+  int64_t num_items;
+  std::vector<T> chances, sums, scores;  // exp(common) [rows, cols]; p exp(common) and the result, [B, cols]
+
+  CommonScores(const T* common, const T* p, int64_t num_items, const Shape& shape);
+  // to [B, rows] += the gradient for p, of grad [B, cols] for the scores, which is overwritten.
+  void add_gradient(T* grad, T* to) const;
+};
 
 }  // namespace crowdnal::cpu
