@@ -83,8 +83,9 @@ def test_precisions_and_formats_are_near_the_plain_step(name: str, how: str) -> 
         else:
             found = gradients(other, loss)
     assert set(found) == set(expected)
+    near = 0.2 if how == "bfloat16" else 0.1  # all weights and the prior rounded to three digits
     for key, value in expected.items():
-        assert float((found[key] - value).norm()) < 0.1 * float(value.norm()) + 1e-3, key
+        assert float((found[key] - value).norm()) < near * float(value.norm()) + 1e-3, key
 
 
 def closure_of(model: CrowdModel, optimizer: torch.optim.Optimizer) -> Callable[[], float]:
