@@ -82,9 +82,8 @@ def crowd_cross_entropy(
         if shared is None:
             raise ValueError("mixing says how much of shared there is in each annotation: give shared too")
         check_shape("mixing", mixing, annotations.num_annotations, meaning="[num_annotations]")
-    prior = _checked(prior, confusion, reduction)
-    if prior is not None and sparse_grad:
-        prior = prior._replace(labels_given=prior.labels_given[annotations.active_annotators])
+    if prior is not None:
+        prior = _checked(prior, confusion, annotations, reduction, sparse_grad)
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     confusion, scores, shared, mixing = promote_beside(confusion, scores, shared, mixing)
     if prior is not None and prior.common is not None and shared is None:
@@ -135,13 +134,11 @@ def crowd_mixture_nll(
     kind = normalization_kind(normalization)
     check_confusion(confusion, annotations, 1)
     check_shape("log_probs", log_probs, annotations.num_items, confusion.shape[2], meaning="[num_items, C]")
-    prior = _checked(prior, confusion.transpose(1, 2), reduction)
-    if prior is not None and prior.common is not None:
-        raise ValueError("prior.common is of the softmax link: leave it out")
     if prior is not None:
+        prior = _checked(prior, confusion.transpose(1, 2), annotations, reduction, sparse_grad)
+        if prior.common is not None:
+            raise ValueError("prior.common is of the softmax link: leave it out")
         prior = prior._replace(counts=prior.counts.t())
-    if prior is not None and sparse_grad:
-        prior = prior._replace(labels_given=prior.labels_given[annotations.active_annotators])
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     confusion, log_probs = promote_beside(confusion, log_probs)
     weight, mean = reduction_weights(annotations, weight, reduction, log_probs.dtype)
@@ -217,10 +214,10 @@ def crowd_posterior(
     return _joint_link(*_joint(log_prior, confusion, annotations, normalization, weight, False))[2]
 
 
-def _checked(prior: DirichletPrior | None, confusion: Tensor, reduction: Reduction) -> DirichletPrior | None:
-    """Of matrices [R, C, K]."""
-    if prior is None:
-        return None
+def _checked(
+    prior: DirichletPrior, confusion: Tensor, annotations: Annotations, reduction: Reduction, sparse_grad: bool
+) -> DirichletPrior:
+    """Of matrices [R, C, K]; with sparse gradients, of those in the batch."""
     num_annotators, *sizes = confusion.shape
     if reduction == "none":
         raise ValueError('reduction="none" has no place for a prior, which is of annotators: leave it out')
@@ -228,7 +225,9 @@ def _checked(prior: DirichletPrior | None, confusion: Tensor, reduction: Reducti
     check_shape("prior.labels_given", prior.labels_given, num_annotators, meaning="[num_annotators]")
     if prior.common is not None:
         check_shape("prior.common", prior.common, *sizes, meaning="[C, K]")
-    return prior
+    if not sparse_grad:
+        return prior
+    return prior._replace(labels_given=prior.labels_given[annotations.active_annotators])
 
 
 def _like(prior: DirichletPrior | None, dtype: torch.dtype) -> DirichletPrior | None:
