@@ -127,11 +127,12 @@ class StepLoss:
         of_prior = step.op.arguments._fields[self.tensors : step.op.num_tensors]
         parts = ("prior", *DirichletPrior._fields[1:])  # as the op calls them
         self.of_prior = [parts.index(name) for name in of_prior]
+        self.nothing = (None,) * len(of_prior)
 
     def __call__(self, *inputs: Any, prior: DirichletPrior | None = None) -> Tensor:
         """Of the arguments of the link, and of a prior whose sizes are as the op takes them."""
         tensors, rest = inputs[: self.tensors], inputs[self.tensors :]
-        given = [None if prior is None else prior[part] for part in self.of_prior]
+        given = self.nothing if prior is None else tuple(prior[part] for part in self.of_prior)
         if self._is_of_use(inputs) and _records_only():
             needed = [(tensor := inputs[place]) is not None and tensor.requires_grad for place in self.places]
             weight = inputs[self.weight]
