@@ -15,7 +15,7 @@ METHODS: list[Method] = [
     (CLEAN, CLEAN, {}),
     ("majority-vote", "majority-vote", {}),
     ("soft-majority-vote", "soft-majority-vote", {}),
-    ("soft-bootstrap", "soft-bootstrap", {}),
+    ("soft-bootstrap", "soft-bootstrap", {"soft": True}),
     ("single-confusion trace", "single-confusion", {"regularizer": "trace", **NO_PRIOR}),
     ("single-confusion frobenius", "single-confusion", {"regularizer": "frobenius", **NO_PRIOR}),
     ("trace", "trace", NO_PRIOR),
