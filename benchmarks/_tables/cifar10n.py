@@ -1,6 +1,7 @@
 """A part of CIFAR-10N, by the features of efficientnet-lite0: its first training images, and test images of each class.
 
-The published worker ids have no detectable relation to skill: a crowd of many with ten labels each.
+The published worker ids have no detectable relation to skill: this tests what many annotators alike, of few labels
+each, do to a method, and nothing about knowing them.
 """
 
 from __future__ import annotations

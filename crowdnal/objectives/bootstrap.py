@@ -21,19 +21,19 @@ class SoftBootstrap(MajorityVote):
     """Cross-entropy against ``beta`` times the vote plus ``1 - beta`` times the classifier's own probabilities.
 
     The gradient goes through both, so that the loss is ``beta · CE(vote, p) + (1 - beta) · H(p)``: as the paper says,
-    entropy is minimised beside a lighter vote. The paper knows one label per item; here it is the distribution of the
-    item's votes. Tanno et al. (2019) compare with it at 0.95 on the majority vote (``soft=False``). Everything else is
-    as in :class:`MajorityVote`; items without labels give 0. Class weights are of the vote (an item's p counts their
+    entropy is minimised beside a lighter vote. The paper knows one label per item; here it is the majority vote, with
+    which Tanno et al. (2019) compare at 0.95, or the distribution of the votes. Everything else is as in
+    :class:`MajorityVote`; items without labels give 0. Class weights are of the vote (an item's p counts their
     mean), and so is smoothing; focal terms are of the whole target.
 
     Args:
-        beta: weight of the vote, in (0, 1]; 1 is :class:`SoftMajorityVote`. The paper and the comparison use 0.95.
-        soft: the vote as a distribution (default) or its winner.
+        beta: weight of the vote, in (0, 1]; 1 is :class:`MajorityVote`. The paper and the comparison use 0.95.
+        soft: the vote as a distribution, or its winner.
     """
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        beta: float = 0.95, soft: bool = True, **common: Unpack[ObjectiveOptions],
+        beta: float = 0.95, soft: bool = False, **common: Unpack[ObjectiveOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, soft=soft, **common)
         if not 0 < beta <= 1:

@@ -36,7 +36,8 @@ class GeoCrowdNet(MixtureObjective):
 
     Args:
         volume: ``"F"`` or ``"W"``.
-        volume_weight: λ, 0 or more.
+        volume_weight: λ, 0 or more; with 0.01 a linear classifier that is not trained to its end follows the volume
+            instead of the labels.
         normalization: ``"softmax"`` or ``"softplus"``; with a ``rank`` the former.
         scope: for W, ``"all"`` annotators (the paper; the cost of a step grows with R) or those who label something in
             the ``"batch"``.
@@ -44,7 +45,7 @@ class GeoCrowdNet(MixtureObjective):
 
     def __init__(
         self, num_classes: int, num_annotators: int, *,
-        volume: Volume = "F", volume_weight: float = 0.01, normalization: Normalization = "softmax",
+        volume: Volume = "F", volume_weight: float = 0.001, normalization: Normalization = "softmax",
         scope: Scope = "all", **common: Unpack[ConfusionOptions],
     ) -> None:  # fmt: skip
         super().__init__(num_classes, num_annotators, **common)

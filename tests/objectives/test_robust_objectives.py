@@ -19,7 +19,7 @@ from crowdnal.objectives.geocrowdnet import log_det
 ITEM = [0, 0, 2, 2, 2, 3]
 VOTES = {
     "soft-bootstrap": SoftBootstrap,
-    "soft-bootstrap hard": partial(SoftBootstrap, soft=False, beta=0.6),
+    "soft-bootstrap soft": partial(SoftBootstrap, soft=True, beta=0.6),
 }
 SINGLE = {
     "single": SingleConfusion,
@@ -92,9 +92,11 @@ def test_bootstrap_is_a_lighter_vote_beside_entropy():
     logits, p = logits_of(), logits_of().softmax(1)
     annotations = batch()
     entropy = -(p * p.log()).sum(1)[[0, 2, 3]].mean()
-    vote = SoftMajorityVote(C, R)(logits, annotations)
-    assert_close(SoftBootstrap(C, R, beta=0.8)(logits, annotations), 0.8 * vote + 0.2 * entropy)
-    assert_close(SoftBootstrap(C, R, beta=1)(logits, annotations), vote)
+    for soft, plain in ((False, MajorityVote), (True, SoftMajorityVote)):
+        vote = plain(C, R)(logits, annotations)
+        assert_close(SoftBootstrap(C, R, beta=0.8, soft=soft)(logits, annotations), 0.8 * vote + 0.2 * entropy)
+        assert_close(SoftBootstrap(C, R, beta=1, soft=soft)(logits, annotations), vote)
+    assert_close(SoftBootstrap(C, R, beta=1)(logits, annotations), MajorityVote(C, R)(logits, annotations))
 
 
 @pytest.mark.parametrize("beta", [0.5, 0.95])
@@ -119,7 +121,9 @@ def test_bootstrap_errors(beta):
 def test_bootstrap_learns_from_a_good_crowd_more_certainly_than_the_vote():
     x, truth = blobs()
     annotations = annotate(truth, planted()[:4], 3)
-    sharp, plain = (fit(cls(C, 4), x, annotations) for cls in (partial(SoftBootstrap, beta=0.7), SoftMajorityVote))
+    sharp, plain = (
+        fit(cls(C, 4), x, annotations) for cls in (partial(SoftBootstrap, beta=0.7, soft=True), SoftMajorityVote)
+    )
     assert (sharp(x).argmax(-1) == truth).float().mean() > 0.95
     assert sharp(x).softmax(-1).amax(-1).mean() > plain(x).softmax(-1).amax(-1).mean() + 0.05
 
@@ -316,7 +320,7 @@ def test_geocrowdnet_recovers_planted_confusions_and_beats_majority_vote(name):
 @pytest.mark.parametrize(
     ("objective", "options"),
     [
-        ("soft-bootstrap", ("beta=0.8", "soft=false")),
+        ("soft-bootstrap", ("beta=0.8", "soft=true")),
         ("single-confusion", ("regularizer=frobenius",)),
         ("geocrowdnet", ("volume=W", "scope=batch")),
         ("geocrowdnet", ("rank=2",)),

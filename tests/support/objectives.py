@@ -97,7 +97,7 @@ VARIANTS: dict[str, Case] = {
     "crowd-layer sparse": Case("crowd-layer", {"sparse_grad": True}),
     "crowd-layer-over softmax": Case("crowd-layer-over", {"hidden": "softmax"}),
     "trace softmax batch": Case("trace", {"normalization": "softmax", "scope": "batch", "trace_weight": 0.3}),
-    "soft-bootstrap hard": Case("soft-bootstrap", {"soft": False, "beta": 0.6}),
+    "soft-bootstrap soft": Case("soft-bootstrap", {"soft": True, "beta": 0.6}),
     "single-confusion frobenius": Case(
         "single-confusion", {"regularizer": "frobenius", "normalization": "softmax", "penalty_weight": 0.3}
     ),
