@@ -26,7 +26,7 @@ SINGLE = {
     "single frobenius": partial(SingleConfusion, regularizer="frobenius", normalization="softmax", penalty_weight=0.3),
 }
 GEO = {
-    "F": GeoCrowdNet,
+    "F": partial(GeoCrowdNet, volume_weight=0.01),
     "W": partial(GeoCrowdNet, volume="W", volume_weight=0.3),
     "W batch": partial(GeoCrowdNet, volume="W", scope="batch", volume_weight=0.3, normalization="softplus"),
 }
