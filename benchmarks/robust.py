@@ -80,7 +80,9 @@ def simulated(name: str, seed: int) -> tuple[Tensor, Annotations, Tensor, Tensor
     """Features ``[N, 16]``, annotations, classes ``[N]``; features and classes of as many test items."""
     classes, items, annotators, per_item, low, high, kind = SIMULATED[name]
     generator = torch.Generator().manual_seed(seed)
-    share = torch.ones(classes) if kind != "uneven" else 2.0 ** -torch.arange(classes)
+    share = torch.ones(classes)
+    if kind == "uneven":  # not the first most often, which ties of votes fall to
+        share = 2.0 ** -torch.randperm(classes, generator=generator)
     truth = torch.multinomial(share, 2 * items, replacement=True, generator=generator)
     centers = 2.2 * nn.functional.normalize(torch.randn(classes, 16, generator=generator), dim=1)
     x = centers[truth] + torch.randn(2 * items, 16, generator=generator)
