@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "common/math.h"
+
 namespace crowdnal {
 
 // An annotation, its item, its annotator and its label.
@@ -26,7 +28,7 @@ struct Shape {
   int64_t num_annotators;
   int64_t rows;
   int64_t cols;
-  int64_t matrix() const { return rows * cols; }
+  CROWDNAL_HD int64_t matrix() const { return rows * cols; }
 };
 
 }  // namespace crowdnal
