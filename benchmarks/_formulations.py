@@ -6,10 +6,12 @@ work that it needs.
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,6 +132,23 @@ class Op:
     ours: Callable[[Problem], Candidate]
     others: Sequence[Formulation]
     work: Callable[[Problem], tuple[float, float]]
+
+
+def read_arguments(doc: str | None, what: str, names: list[str]) -> tuple[argparse.Namespace, list[str], list[Cell]]:
+    """The options of a benchmark of some names in the cells of the grid: (all, which names, which cells)."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one cell, few turns")
+    parser.add_argument(f"--{what}", dest="names", default=",".join(names), help=f"of {', '.join(names)}")
+    parser.add_argument("--cells", default=",".join(cell.name for cell in GRID), help="of the grid; default all")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="write machine and rows here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    wanted, cells = arguments.names.split(","), arguments.cells.split(",")
+    for given, known in ((wanted, names), (cells, [cell.name for cell in GRID])):
+        if unknown := set(given) - set(known):
+            parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return arguments, wanted, GRID[:1] if arguments.quick else [cell for cell in GRID if cell.name in cells]
 
 
 def plain(function: Callable[..., Tensor], data: Callable[[Problem], Sequence[Any]]) -> Callable[[Problem], Candidate]:

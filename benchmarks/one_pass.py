@@ -10,16 +10,14 @@ two ops, turn by turn.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from _formulations import GRID, Cell, Problem
+from _formulations import Cell, Problem, read_arguments
 from _machine import OtherProcesses, describe, timed
 from _mixture import mixture_leaves
 from _softmax import leaves
@@ -53,17 +51,7 @@ LOSSES = [Loss("softmax", "softmax_link", leaves, 3, (True,), (True, True, False
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one cell, few turns")
-    parser.add_argument("--losses", default="", help=f"of {', '.join(loss.name for loss in LOSSES)}")
-    parser.add_argument("--cells", default="", help=f"of {', '.join(cell.name for cell in GRID)}")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path, help="write machine and rows here")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    names = arguments.cells.split(",") if arguments.cells else [cell.name for cell in GRID]
-    wanted = arguments.losses.split(",") if arguments.losses else [loss.name for loss in LOSSES]
-    cells = GRID[:1] if arguments.quick else [cell for cell in GRID if cell.name in names]
+    arguments, wanted, cells = read_arguments(__doc__, "losses", [loss.name for loss in LOSSES])
     rows = []
     print("{:17} {:9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>6}   us".format(
         "loss", "cell", "two ops", "one", "ratio", "step, two", "step, one", "ratio"

@@ -10,15 +10,13 @@ by turn. Penalties of the objectives are 0, so that what is timed are the likeli
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from _formulations import GRID, Cell, Problem
+from _formulations import Cell, Problem, read_arguments
 from _machine import OtherProcesses, describe, timed
 
 from crowdnal import objectives
@@ -34,17 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one cell, few turns")
-    parser.add_argument("--objectives", default="", help=f"of {', '.join(OPTIONS)}")
-    parser.add_argument("--cells", default="", help=f"of {', '.join(cell.name for cell in GRID)}")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path, help="write machine and rows here")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    names = arguments.cells.split(",") if arguments.cells else [cell.name for cell in GRID]
-    wanted = arguments.objectives.split(",") if arguments.objectives else list(OPTIONS)
-    cells = GRID[:1] if arguments.quick else [cell for cell in GRID if cell.name in names]
+    arguments, wanted, cells = read_arguments(__doc__, "objectives", list(OPTIONS))
     rows = []
     print("{:17} {:9} {:>10} {:>10} {:>6}   us".format("objective", "cell", "without", "with", "ratio"))
     for name in wanted:

@@ -16,7 +16,7 @@ def robust(monkeypatch):
     return importlib.import_module("robust")
 
 
-@pytest.mark.parametrize("what", ["labels", "training", "compare"])
+@pytest.mark.parametrize("what", ["labels", "training", "epochs", "compare"])
 def test_each_table_is_printed_and_written(robust, what, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(robust, "SIMULATED", {"tiny": (2, 60, 10, 3, 0.7, 0.9, "even")})
     monkeypatch.delenv("CROWDNAL_DATA", raising=False)
@@ -29,9 +29,25 @@ def test_each_table_is_printed_and_written(robust, what, monkeypatch, capsys, tm
         assert found["tiny"]["taken"] in (method, "majority-vote") and 0.5 < found["tiny"]["accuracy"][method] <= 1
         assert f"| crowd | majority-vote | {method} | taken |" in printed and "| tiny |" in printed
     else:
-        ahead = found[method]["tiny"]
-        assert list(found) == [method] and len(ahead) == 1 and -0.5 < ahead[0] < 0.5
-        assert f"| {method} |" in printed and "below -.01" in printed
+        rows = [f"{method}, {kept} epoch" for kept in ("last", "chosen")] if what == "epochs" else [method]
+        assert list(found) == rows and "below -.01" in printed
+        for row in rows:
+            assert len(found[row]["tiny"]) == 1 and -0.5 < found[row]["tiny"][0] < 0.5 and f"| {row} |" in printed
+
+
+def test_hard_items_are_taken_for_the_class_that_they_look_like(robust):
+    """Half of the items have nearly all mistakes, most of an item's are the same, and annotators are alike in that."""
+    _, a, truth, _, _ = robust.simulated("hard items", 0)
+    wrong = a.votes().scatter(1, truth.unsqueeze(1), 0.0)
+    shares = (wrong.sum(1) / a.counts).sort().values
+    assert shares[300:].mean() > 2.5 * shares[:300].mean() and 0.4 < shares[300:].mean() < 0.6
+    several = wrong.sum(1) > 1
+    assert (wrong.max(1).values / wrong.sum(1))[several].mean() > 0.8
+
+
+def test_the_most_frequent_of_uneven_classes_is_not_always_the_first(robust):
+    most = {int(robust.simulated("uneven classes", seed)[2].bincount(minlength=4).argmax()) for seed in range(5)}
+    assert len(most) > 1
 
 
 def test_what_is_below_the_votes_beyond_noise_is_told(robust):

@@ -109,10 +109,11 @@ class PairEM(RoundsObjective):
     @property
     def _precisions(self) -> tuple[float, float]:
         """Of the priors on competence and on difficulty."""
-        given, begun = (self.competence_precision, self.difficulty_precision), self._labels_of is not None
-        competence, difficulty = (
-            begun * usual if own is None else own for own, usual in zip(given, _USUAL, strict=True)
-        )
+        competence, difficulty = (0.0, 0.0) if self._labels_of is None else _USUAL
+        if self.competence_precision is not None:
+            competence = self.competence_precision
+        if self.difficulty_precision is not None:
+            difficulty = self.difficulty_precision
         return competence, difficulty
 
     @property
@@ -226,9 +227,8 @@ class PairEM(RoundsObjective):
         if difficulty > 0:
             each = each + difficulty / 2 * self.pairs.size(annotations, features, logits.dtype)
         if competence > 0:
-            each = each + segment_sum(
-                self._penalty(annotations, competence, logits.dtype).unsqueeze(1), annotations
-            ).squeeze(1)
+            penalty = self._penalty(annotations, competence, logits.dtype).unsqueeze(1)
+            each = each + segment_sum(penalty, annotations).squeeze(1)
         return reduce_items(each.where(counted, 0.0), counted, reduction)
 
     def _penalty(self, annotations: Annotations, precision: float, dtype: torch.dtype) -> Tensor:
