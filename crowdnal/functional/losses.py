@@ -25,10 +25,10 @@ from crowdnal.functional.segments import annotation_weight
 from crowdnal.functional.sparse import compact
 from crowdnal.reference import common_scores
 
-SMALL = 32
-"""Classes up to which what annotators have in common is cheaper in the op of a step than as a product before it."""
-
 __all__ = ["DirichletPrior", "crowd_cross_entropy", "crowd_marginal_nll", "crowd_mixture_nll", "crowd_posterior"]
+
+_SMALL = 32
+"""Classes up to which what annotators have in common is cheaper in the op of a step than as a product before it."""
 
 _softmax_link, _mixture_link, _joint_link = SoftmaxLink.op, MixtureLink.op, JointLink.op
 
@@ -87,7 +87,7 @@ def crowd_cross_entropy(
     confusion, index = compact(confusion, annotations) if sparse_grad else (confusion, index_of(annotations))
     confusion, scores, shared, mixing = promote_beside(confusion, scores, shared, mixing)
     if prior is not None and prior.common is not None and shared is None:
-        if scores.device.type != "cpu" or max(prior.common.shape) > SMALL:
+        if scores.device.type != "cpu" or max(prior.common.shape) > _SMALL:
             shared = common_scores(scores, _constant(prior.common, scores.dtype))
     weight, mean = reduction_weights(annotations, weight, reduction, scores.dtype)
     each = reduction == "none"
